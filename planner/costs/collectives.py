@@ -1,0 +1,226 @@
+"""Collectives: bytes and steps by algorithm (count), and their time on a network level (price).
+
+K ranks, D bytes of the whole buffer; bytes are those that one rank sends. Exact (K-1)/K factors. Sources:
+nccl-tests doc/PERFORMANCE.md for the factors, Pope et al. 2022 appendix A.1, the scaling book for the torus.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.layers import Transfer
+from planner.costs.pnorm import pnorm
+from planner.costs.weights import Num
+from planner.errors import InputError
+from planner.plans.placement import Placement
+from planner.specs.engine import Engine
+from planner.specs.hardware import CollectiveKernel
+from planner.units import KIB, US
+
+Array = NDArray[np.float64]
+
+
+def sent_bytes(algorithm: str, op: str, ranks: Num, size: Num) -> Num:
+    """Bytes that one rank sends in a collective of `size` bytes over `ranks` ranks.
+
+    `size` is the reduced tensor, the gathered output, the scattered input, or what a rank holds before an
+    all-to-all. A `hierarchical` all-reduce sends the same as a ring in all, divided over the levels.
+    """
+    share = (ranks - 1) / ranks
+    if op == "send":
+        return size
+    if op != "all_reduce":
+        return share * size
+    if algorithm == "one_shot":
+        return (ranks - 1) * size
+    if algorithm == "in_switch":
+        return np.where(np.asarray(ranks) > 1, size, 0.0)
+    return 2 * share * size
+
+
+def steps(algorithm: str, op: str, ranks: Num, domains: Num) -> tuple[Num, Num]:
+    """(steps inside domains, steps that cross between domains) that follow one another.
+
+    Over a single domain every chip is a domain of its own: `domains` = `ranks`, and all steps cross.
+    """
+    if algorithm == "ring":
+        rounds = 2 if op == "all_reduce" else 1
+        return rounds * (ranks - domains), rounds * (domains - 1)
+    if algorithm == "tree":
+        return 2 * (ranks / domains - 1), 2 * np.log2(domains)
+    if algorithm == "two_shot":
+        return 0.0, 2.0
+    return 0.0, 1.0  # one shot, in-switch, direct: all ranks at once
+
+
+@dataclass(frozen=True)
+class Network:
+    """A placement with the engine that uses it: prices transfers. Group sizes are few, so each is priced apart."""
+
+    placement: Placement
+    engine: Engine
+
+    def price(self, transfer: Transfer, groups: Groups) -> Num:
+        """Seconds of a transfer's collectives, `count` of them, in groups of these sizes (one group a row)."""
+        return transfer.count * self.over(transfer.op, groups, transfer.bytes)
+
+    def seconds(self, op: str, ranks: Num, size: Num) -> Array:
+        """Seconds of one collective; `ranks` and `size` are numbers or arrays that broadcast (see `over`)."""
+        ranks, size = np.broadcast_arrays(np.asarray(ranks, dtype=int), np.asarray(size, dtype=float))
+        return self.over(op, Groups.of(ranks.ravel()), size.ravel()).reshape(ranks.shape)
+
+    def over(self, op: str, groups: Groups, size: Num) -> Array:
+        """Seconds of one collective.
+
+        Args:
+            op: all_reduce, all_gather, reduce_scatter or all_to_all.
+            groups: ranks of each row's group.
+            size: bytes of the whole buffer (see `sent_bytes`).
+
+        Raises:
+            InputError: the engine names no kernel that the hardware has for this.
+        """
+        size = np.asarray(size, dtype=float)
+        if len(groups.rows) == 1:
+            return self._busy(op, groups.rows[0][0], np.broadcast_to(size, (groups.count,)))
+        result = np.zeros(groups.count)
+        for ranks, rows in groups.rows:
+            if ranks > 1:
+                result[rows] = self._busy(op, ranks, size[rows] if size.ndim else np.broadcast_to(size, rows.shape))
+        return result
+
+    def _busy(self, op: str, ranks: int, size: Array) -> Array:
+        """Seconds where there is something to send, else 0."""
+        if ranks <= 1 or not np.any(size):
+            return np.zeros(size.shape)
+        level = int(self.placement.span(np.asarray(ranks)))
+        return self._on_level(op, level, ranks, size) * (size > 0)
+
+    def send(self, size: Num, crossing: bool) -> Array:
+        """Seconds to send `size` bytes to the next stage, inside the innermost domain or across it."""
+        level = min(1 if crossing else 0, len(self.placement.hardware.network) - 1)
+        return self._on_level("send", level, 2, np.atleast_1d(np.asarray(size, dtype=float)))
+
+    def _on_level(self, op: str, level: int, ranks: int, size: Array) -> Array:
+        """Seconds by the engine's rules: the first that fits a size counts."""
+        hardware, span = self.placement.hardware, "across" if level else "inside"
+        result = np.empty(size.shape)
+        waiting: NDArray[np.bool_] = np.ones(size.shape, dtype=bool)
+        for rule in self.engine.collectives:
+            if rule.op != op or rule.span not in ("any", span) or (rule.ranks and ranks not in rule.ranks):
+                continue
+            rows = [row for kernel in rule.kernels for row in hardware.collective(kernel, op, hardware.network[level].name)]
+            if not rows:
+                continue
+            fits = waiting if rule.max_kib is None else waiting & (size <= rule.max_kib * KIB)
+            if fits.all():
+                return self._cheapest(rows, level, ranks, size)
+            if fits.any():
+                result[fits] = self._cheapest(rows, level, ranks, size[fits])
+            waiting = waiting & ~fits
+            if not waiting.any():
+                return result
+        raise InputError(
+            f"engine {self.engine.name} names no kernel for {op} that hardware {hardware.name} has on level "
+            f"{hardware.network[level].name}: add a row to `collectives` of either file"
+        )
+
+    def _cheapest(self, rows: list[CollectiveKernel], level: int, ranks: int, size: Array) -> Array:
+        times = [self._kernel(row, level, ranks, size) for row in rows]
+        return times[0] if len(times) == 1 else np.min(times, axis=0)
+
+    def _kernel(self, row: CollectiveKernel, level: int, ranks: int, size: Array) -> Array:
+        """Seconds of one kernel: || latency, bytes sent / bandwidth ||_p."""
+        if row.algorithm == "torus":
+            return self._torus(row, ranks, size)
+        domains = self._domains(level, ranks)
+        if row.algorithm == "hierarchical":
+            return self._hierarchical(row, level, ranks, domains, size)
+        latency, fraction, p = _constants(row, ranks, domains)
+        sent = sent_bytes(row.algorithm, row.op, ranks, size)
+        return np.asarray(pnorm([latency, sent / (self._bandwidth(level, ranks) * fraction)], p))
+
+    def _hierarchical(self, row: CollectiveKernel, level: int, ranks: int, domains: int, size: Array) -> Array:
+        """All-reduce in three phases: reduce-scatter inside, all-reduce of the shards across, all-gather inside.
+
+        A group that does not fill its domains evenly cannot run so and costs infinity here.
+        """
+        if ranks % domains:
+            return np.full(size.shape, np.inf)
+        inside = ranks // domains
+        phases = np.zeros(size.shape)
+        if inside > 1:
+            phases = self._on_level("reduce_scatter", level - 1, inside, size) + self._on_level("all_gather", level - 1, inside, size)
+        sent = sent_bytes("ring", "all_reduce", domains, size / inside)
+        latency = (row.base_us + steps("ring", "all_reduce", domains, domains)[1] * (row.hop_us or 0.0)) * US
+        across = pnorm([latency, sent / (self._bandwidth(level, domains) * row.bandwidth_fraction)], row.p)
+        return np.asarray(phases + across)
+
+    def _torus(self, row: CollectiveKernel, ranks: int, size: Array) -> Array:
+        """Bidirectional rings over every axis of the group's box at once; a line has one wire where a ring has two.
+
+        Gather or scatter: max(hops, bytes sent / all wires); an all-reduce is both; in an all-to-all a byte
+        travels a quarter of a ring (a third of a line) on average (scaling book, sharding).
+        """
+        group = self.placement.torus_groups[ranks]
+        rounds = 2 if row.op == "all_reduce" else 1
+        sent = size * group.mean_hops if row.op == "all_to_all" else sent_bytes("ring", row.op, ranks, size)
+        bandwidth = self.placement.hardware.network[0].link * row.bandwidth_fraction * group.wires
+        return np.asarray(pnorm([rounds * group.hops * (row.hop_us or 0.0) * US, sent / bandwidth], row.p))
+
+    def _domains(self, level: int, ranks: int) -> int:
+        """Domains of the level below that a group spans; on the innermost level each chip is one."""
+        below = self.placement.hardware.network[level - 1].chips if level else 1
+        return -(-ranks // (below or 1))
+
+    def _bandwidth(self, level: int, ranks: int) -> float:
+        """Bytes per second of one rank, one direction, before the kernel's fraction.
+
+        NICs are shared by the chips of a node, all of which are taken to be communicating.
+        """
+        network = self.placement.hardware.network
+        here = network[level]
+        if here.kind == "mesh":
+            return here.link * (ranks - 1)
+        if here.nics_per_node and level:
+            return here.link * min(1.0, here.nics_per_node / (network[level - 1].chips or 1))
+        return here.link
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows by the size of their group: (ranks, indices of the rows)."""
+
+    count: int
+    rows: tuple[tuple[int, NDArray[np.intp]], ...]
+
+    @classmethod
+    def of(cls, ranks: NDArray[np.int_]) -> Groups:
+        """The groups of an array of sizes."""
+        sizes = np.unique(ranks)
+        return cls(len(ranks), tuple((int(size), np.flatnonzero(ranks == size)) for size in sizes))
+
+
+def _constants(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, float, float]:
+    """(latency in seconds, fraction of the bandwidth, p) at this group size.
+
+    Measured rows are interpolated between group sizes; beyond the largest the latency goes on at its last slope.
+    """
+    if row.ranks:
+        sizes = sorted(row.ranks)
+        latency, fraction, p = (
+            float(np.interp(ranks, sizes, [getattr(row.ranks[size], name) for size in sizes]))
+            for name in ("latency_us", "bandwidth_fraction", "p")
+        )
+        if len(sizes) > 1 and ranks > sizes[-1]:
+            last, before = sizes[-1], sizes[-2]
+            slope = (row.ranks[last].latency_us - row.ranks[before].latency_us) / (last - before)
+            latency += max(0.0, slope) * (ranks - last)
+        return latency * US, fraction, p
+    inside, across = steps(row.algorithm, row.op, ranks, domains)
+    hop = row.hop_us or 0.0
+    inner = hop if row.inner_hop_us is None else row.inner_hop_us
+    return float(row.base_us + inside * inner + across * hop) * US, row.bandwidth_fraction, row.p

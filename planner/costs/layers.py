@@ -1,0 +1,245 @@
+"""Count: the operations and transfers of one forward pass on one rank. No time, no file, no branch on a name.
+
+A pass holds decode rows (one token of each of B requests, attending to C tokens) and prefill tokens, either of
+which may be none. The layers are alike, so each is counted once and multiplied; what only the first or last
+pipeline stage does carries its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from planner.costs.weights import Num, Shard, final_norm_elements, head_elements, layer_weights
+from planner.specs.dtypes import ACTIVATION_BYTES as ACT
+from planner.specs.dtypes import Dtype
+from planner.specs.engine import Engine
+from planner.specs.hardware import CollectiveOp
+from planner.specs.model import Model
+
+Kind = Literal["gemm", "attention_prefill", "attention_decode", "elementwise"]
+Place = Literal["layer", "first", "last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Kernels of one kind on one rank; the quantities are those of one kernel, of which there are `count`."""
+
+    name: str
+    kind: Kind
+    dtype: str
+    """The arithmetic it runs in."""
+    place: Place = "layer"
+    count: float = 1
+    flops: Num = 0.0
+    weight_bytes: Num = 0.0
+    activation_bytes: Num = 0.0
+    kv_bytes: Num = 0.0
+    items: Num = 0.0
+    """Work items that are scheduled one by one: KV heads x requests in decode attention."""
+    context: Num = 0.0
+    """Tokens a decode row attends to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Collectives of one kind in the tensor-parallel group.
+
+    `bytes` is the whole buffer: the tensor that is reduced, the gathered output, or what a rank holds before an
+    all-to-all (DESIGN section 4; reference for the factors: nccl-tests doc/PERFORMANCE.md).
+    """
+
+    name: str
+    op: CollectiveOp
+    bytes: Num
+    place: Place = "layer"
+    count: float = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one forward pass processes on one replica (or one microbatch of it): at least one token."""
+
+    decode_rows: Num
+    """Requests that decode one token each (B)."""
+    context: Num
+    """Tokens that each of them attends to (C)."""
+    prefill_tokens: Num = 0.0
+    prefill_pairs: Num = 0.0
+    """Query-key pairs of the prefill tokens under the causal mask."""
+    prefill_prior: Num = 0.0
+    """Tokens of earlier chunks whose KV is read back."""
+    prompts: Num = 0.0
+    """Prompts that the prefill tokens belong to (at least 1 where there are any)."""
+    prompts_ended: Num = 0.0
+    """Prompts that end here and so need a row of logits."""
+
+    @property
+    def tokens(self) -> Num:
+        """Rows through every projection."""
+        return self.decode_rows + self.prefill_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Number formats of a run and the arithmetic they lead to on a chip."""
+
+    weights: Dtype
+    kv: Dtype
+    compute: str
+    """Arithmetic of the quantised projections."""
+    native: str
+    """16-bit arithmetic of the chip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What decides which operations and transfers there are at all."""
+
+    attention: str = "heads"
+    prefill_attention: str = "heads"
+
+
+def causal_pairs(tokens: Num, window: int | None = None) -> Num:
+    """Query-key pairs of a prompt under a causal mask: T(T+1)/2, or w(w+1)/2 + (T-w) w with a window w < T."""
+    if window is None:
+        return tokens * (tokens + 1) / 2
+    inside = np.minimum(tokens, window)
+    return inside * (inside + 1) / 2 + (tokens - inside) * window
+
+
+def count(
+    model: Model, engine: Engine, shard: Shard, work: Pass, formats: Formats, structure: Structure
+) -> tuple[list[Operation], list[Transfer]]:
+    """Operations and transfers of one pass on the fullest rank of a tensor-parallel group.
+
+    Megatron's partition: columns of QKV and of the FFN's inputs, rows of the outputs, one all-reduce after each
+    (one for both where attention and FFN stand side by side).
+    """
+    operations = _projections(model, shard, work, formats) + _attention(model, shard, work, formats, structure)
+    operations += _elementwise(model, shard, work, formats) + _ends(model, shard, work, formats)
+    return operations, _transfers(model, engine, shard, work, structure)
+
+
+def _gemm(name: str, rows: Num, inner: Num, outer: Num, weight_bytes: Num, dtype: str, place: Place = "layer") -> Operation:
+    """A product [rows, inner] x [inner, outer]."""
+    return Operation(
+        name,
+        "gemm",
+        dtype,
+        place,
+        flops=2 * rows * inner * outer,
+        weight_bytes=weight_bytes,
+        activation_bytes=rows * (inner + outer) * ACT,
+    )
+
+
+def _projections(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+    weights, d, dh = layer_weights(model, shard), model.hidden, model.attention.head_dim
+    each, rows, dtype = formats.weights.bytes, work.tokens, formats.compute
+    inputs = model.ffn.inputs * shard.ffn
+    return [
+        _gemm("qkv", rows, d, (shard.heads + 2 * shard.kv_heads) * dh, weights.qkv * each + weights.qkv_bias * ACT, dtype),
+        _gemm("out", rows, shard.heads * dh, d, weights.out * each + weights.out_bias * ACT, dtype),
+        _gemm("gate_up", rows, d, inputs, weights.gate_up * each + weights.gate_up_bias * ACT, dtype),
+        _gemm("down", rows, shard.ffn, d, weights.down * each + weights.down_bias * ACT, dtype),
+    ]
+
+
+def _attention(model: Model, shard: Shard, work: Pass, formats: Formats, structure: Structure) -> list[Operation]:
+    """Scores and their products with the values: 4 dh FLOPs per query head and query-key pair."""
+    attention, dh = model.attention, model.attention.head_dim
+    kv_token = 2 * dh * formats.kv.bytes  # bytes of one token in one KV head
+    context = work.context if attention.window is None else np.minimum(work.context, attention.window)
+
+    heads, kv_heads, rows = shard.heads, shard.kv_heads, work.decode_rows
+    if structure.attention == "batch":  # all heads of the fullest rank's share of the requests
+        heads, kv_heads, rows = attention.heads, attention.kv_heads, np.ceil(work.decode_rows / shard.tp)
+    decode = Operation(
+        "attention (decode)",
+        "attention_decode",
+        formats.kv.compute,
+        flops=4 * dh * heads * rows * context,
+        kv_bytes=rows * context * kv_heads * kv_token,
+        activation_bytes=rows * heads * dh * 2 * ACT,
+        items=rows * kv_heads,
+        context=context,
+    )
+
+    heads, kv_heads, share = shard.heads, shard.kv_heads, 1.0
+    if structure.prefill_attention == "batch":
+        heads, kv_heads = attention.heads, attention.kv_heads
+        share = np.ceil(work.prompts / shard.tp) / np.maximum(work.prompts, 1.0)
+    prefill = Operation(
+        "attention (prefill)",
+        "attention_prefill",
+        formats.kv.compute,
+        flops=4 * dh * heads * share * work.prefill_pairs,
+        kv_bytes=share * work.prefill_prior * kv_heads * kv_token,
+        activation_bytes=share * work.prefill_tokens * 2 * (heads + kv_heads) * dh * ACT,
+    )
+    return [decode, prefill]
+
+
+def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+    """Memory-bound kernels: norms with the residual, rotary embedding with the KV write, the FFN's activation."""
+    rows, d, dh, native = work.tokens, model.hidden, model.attention.head_dim, formats.native
+    norm_bytes = model.norm.vectors * d * ACT
+    qkv = (shard.heads + shard.kv_heads) * dh
+    kv_write = rows * 2 * shard.kv_heads * dh * formats.kv.bytes
+    operations = [
+        Operation(
+            "norm", "elementwise", native, count=model.norm.per_layer, weight_bytes=norm_bytes, activation_bytes=rows * d * 4 * ACT
+        ),
+        Operation("rope, KV write", "elementwise", native, activation_bytes=rows * qkv * 2 * ACT + kv_write),
+        Operation(
+            "activation", "elementwise", native, activation_bytes=rows * shard.ffn * (model.ffn.inputs + 1) * ACT
+        ),
+    ]
+    if model.attention.qk_norm:
+        operations.append(
+            Operation("qk norm", "elementwise", native, weight_bytes=2 * dh * ACT, activation_bytes=rows * qkv * 2 * ACT)
+        )
+    return operations
+
+
+def _ends(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+    """Embedding before the first layer; last norm, output matrix and sampling behind the last, for rows that need logits."""
+    d, native = model.hidden, formats.native
+    logits = work.decode_rows + work.prompts_ended
+    return [
+        Operation("embedding", "elementwise", native, "first", activation_bytes=work.tokens * d * 2 * ACT),
+        Operation(
+            "final norm",
+            "elementwise",
+            native,
+            "last",
+            count=model.norm.final,
+            weight_bytes=final_norm_elements(model) * ACT,
+            activation_bytes=work.tokens * d * 4 * ACT,
+        ),
+        _gemm("head", logits, d, shard.vocab, head_elements(model, shard) * ACT * (logits > 0), native, "last"),
+        Operation("sampling", "elementwise", native, "last", activation_bytes=logits * model.vocab * 6.0),
+    ]
+
+
+def _transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure: Structure) -> list[Transfer]:
+    d, dh, attention, rows = model.hidden, model.attention.head_dim, model.attention, work.tokens
+    residual = rows * d * ACT
+    transfers = [Transfer("all-reduce", "all_reduce", residual, count=1 if model.parallel_block else 2)]
+    if engine.embedding_all_reduce:
+        transfers.append(Transfer("embedding all-reduce", "all_reduce", residual, "first"))
+    logits = (work.decode_rows + work.prompts_ended) * shard.vocab * shard.tp * ACT
+    transfers.append(Transfer("logits all-gather", "all_gather", logits, "last"))
+    query, kv = attention.heads * dh * ACT / shard.tp, 2 * attention.kv_heads * dh * ACT / shard.tp
+    if structure.attention == "batch":  # Pope et al. section 3.3: Q, K, V from heads to requests, the output back
+        transfers.append(Transfer("heads to batch", "all_to_all", work.decode_rows * (query + kv)))
+        transfers.append(Transfer("batch to heads", "all_to_all", work.decode_rows * query))
+    if structure.prefill_attention == "batch":
+        transfers.append(Transfer("heads to batch (prefill)", "all_to_all", work.prefill_tokens * (query + kv)))
+        transfers.append(Transfer("batch to heads (prefill)", "all_to_all", work.prefill_tokens * query))
+    elif structure.attention == "batch":  # the prompt's KV moves to the rank that decodes it
+        transfers.append(Transfer("KV to batch (prefill)", "all_to_all", work.prefill_tokens * kv))
+    return transfers

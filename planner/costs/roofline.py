@@ -1,0 +1,109 @@
+"""Price operations: which resource a kernel waits for, and how long (DESIGN section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from planner.costs.layers import Operation
+from planner.costs.pnorm import pnorm_shares
+from planner.costs.weights import Num
+from planner.specs.hardware import Hardware, KernelConstants
+from planner.units import US
+
+BOUNDS = ("compute", "memory", "network", "overhead", "bubble")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds by what is waited for; they add up to the whole."""
+
+    compute: Num = 0.0
+    memory: Num = 0.0
+    network: Num = 0.0
+    overhead: Num = 0.0
+    bubble: Num = 0.0
+
+    @property
+    def values(self) -> tuple[Num, ...]:
+        """The five parts in the order of BOUNDS."""
+        return self.compute, self.memory, self.network, self.overhead, self.bubble
+
+    @property
+    def total(self) -> Num:
+        """Seconds in all."""
+        present = [value for value in self.values if not _absent(value)]
+        return sum(present[1:], present[0]) if present else 0.0
+
+    def __add__(self, other: Parts) -> Parts:
+        return Parts(
+            plus(self.compute, other.compute),
+            plus(self.memory, other.memory),
+            plus(self.network, other.network),
+            plus(self.overhead, other.overhead),
+            plus(self.bubble, other.bubble),
+        )
+
+    def __mul__(self, factor: Num) -> Parts:
+        return Parts(*(0.0 if _absent(value) else value * factor for value in self.values))
+
+    def where(self, mask: Num, other: Parts) -> Parts:
+        """Self where the mask holds, other elsewhere."""
+        pairs = zip(self.values, other.values, strict=True)
+        return Parts(*(0.0 if _absent(mine) and _absent(theirs) else np.where(mask, mine, theirs) for mine, theirs in pairs))
+
+
+def _absent(value: Num) -> bool:
+    """Whether a part is the constant 0: arrays are not touched for it."""
+    return isinstance(value, float) and value == 0.0
+
+
+def plus(left: Num, right: Num) -> Num:
+    """The sum, without a pass over an array for a constant 0."""
+    if _absent(right):
+        return left
+    return right if _absent(left) else left + right
+
+
+assert tuple(field.name for field in fields(Parts)) == BOUNDS
+
+
+def resources(hardware: Hardware, operation: Operation) -> tuple[Num, Num, KernelConstants]:
+    """(seconds of compute, seconds of memory traffic, the constants used) of one kernel, each on its own.
+
+    Under `roofline: per_step` weights and KV are the only traffic, as in the textbook.
+    """
+    dtype, constants = hardware.constants(operation.kind, operation.dtype)
+    compute: Num = 0.0
+    if constants.compute_fraction is not None:
+        compute = operation.flops / (constants.compute_fraction * hardware.chip.peak(dtype))
+    traffic = plus(operation.weight_bytes, operation.kv_bytes)
+    if hardware.roofline == "per_op":
+        traffic = plus(traffic, operation.activation_bytes)
+    fraction = constants.memory_fraction or 1.0
+    return compute, traffic / (fraction * hardware.chip.memory_bandwidth), constants
+
+
+def price_operation(hardware: Hardware, operation: Operation) -> Parts:
+    """Seconds of an operation's kernels, `count` of them, by what they wait for.
+
+    t = t0 + c log2(1 + context/64) + || compute, memory, items ||_p, charged where there is work.
+    """
+    compute, memory, constants = resources(hardware, operation)
+    terms = [memory]
+    if constants.compute_fraction is not None:
+        terms.append(compute)
+    if constants.item_us:
+        terms.append(operation.items * (constants.item_us * US))
+    shares = pnorm_shares(terms, constants.p)
+    overhead: Num = constants.fixed
+    if constants.depth_us:
+        overhead = overhead + constants.depth_us * US * np.log2(1 + operation.context / 64)
+    working = memory > 0
+    if not np.all(working):
+        overhead = overhead * working
+    if constants.item_us:
+        overhead = overhead + shares[-1]
+    parts = Parts(compute=shares[1] if constants.compute_fraction is not None else 0.0, memory=shares[0], overhead=overhead)
+    return parts if operation.count == 1 else parts * operation.count

@@ -1,0 +1,305 @@
+"""Step times become what a user sees: TTFT, TPOT, throughput, cost (DESIGN section 2, Definitions).
+
+b requests per replica, M = min(pp, b) microbatches of ceil(b / M); D(b) one decode step of all of them, E what one
+prefill adds. static: the batch is prefilled, then decoded. continuous: while a request answers, the b - 1 others
+are prefilled once each, so that tpot = D(b) + (b - 1) E / (osl - 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.collectives import Network
+from planner.costs.layers import Formats, Pass, Structure, causal_pairs
+from planner.costs.memory import Budget, Room, held_tokens, needed_tokens, room
+from planner.costs.roofline import BOUNDS, Parts
+from planner.costs.step import PassTime, Replica, pass_time
+from planner.costs.weights import Num, matmul_parameters
+from planner.plans.placement import Placement
+from planner.specs.dtypes import kv_dtype, weight_dtype
+from planner.specs.engine import Engine
+from planner.specs.hardware import Hardware
+from planner.specs.model import Model
+from planner.specs.workload import Arrivals, Schedule
+
+Array = NDArray[np.float64]
+BLOCK_ROWS = 16384  # rows priced at once: their arrays stay in the cache
+WAVE_SHARE = 0.5  # share of the prefill stall that lands in TPOT when requests arrive in waves
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that is the same for all rows of one call of `price`."""
+
+    model: Model
+    hardware: Hardware
+    engine: Engine
+    placement: Placement
+    formats: Formats
+    structure: Structure
+    budget: Budget
+    schedule: Schedule = "continuous"
+    arrivals: Arrivals = "steady"
+    usd_per_chip_hour: float | None = None
+
+
+def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | None, kv_cache: str | None) -> Formats:
+    """Number formats of a run: the model's own weights and the engine's rule for the KV cache where none are named.
+
+    Raises:
+        InputError: an unknown dtype.
+    """
+    stored = weight_dtype(weights or model.weights)
+    cache = kv_cache or engine.kv_cache.by_weights.get(stored.name, engine.kv_cache.default)
+    return Formats(stored, kv_dtype(cache), hardware.chip.compute_dtype(stored.compute), hardware.chip.native_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows to price: arrays of equal length, whole numbers as floats."""
+
+    tp: Array
+    pp: Array
+    dp: Array
+    isl: Array
+    osl: Array
+    concurrency: Array
+    max_context: Array
+    """0 where not given."""
+
+    @classmethod
+    def of(cls, **columns: Num) -> Rows:
+        """Rows of columns that broadcast; `max_context` may be left out."""
+        columns.setdefault("max_context", 0.0)
+        order = [field.name for field in fields(cls)]
+        arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in order))
+        return cls(*arrays)
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Rows start .. stop."""
+        return Rows(*(getattr(self, field.name)[start:stop] for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What memory allows: bytes of the fullest chip and how many requests run."""
+
+    batch: Array
+    """Requests per replica that run."""
+    running: Array
+    """Requests of the deployment that run."""
+    weights: Array
+    kv: Array
+    other: Array
+    outside: Array
+    capacity_tokens: Array
+    max_concurrency: Array
+    needed: Array
+    """Tokens one request needs room for."""
+
+    @property
+    def memory(self) -> Array:
+        """Bytes of the fullest chip inside the budget."""
+        return self.weights + self.kv + self.other
+
+
+def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
+    """Memory of every row; with `clip` a batch that does not fit is cut to the one that does."""
+    replica = _replica(setting, rows)
+    space: Room = room(
+        setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure, setting.budget
+    )
+    needed = needed_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    most = np.minimum(space.requests(needed), setting.engine.scheduler.max_sequences)
+    batch = np.ceil(rows.concurrency / rows.dp)
+    running = rows.concurrency
+    if clip:
+        batch = np.minimum(batch, np.maximum(most, 0.0))
+        running = np.minimum(running, batch * rows.dp)
+    held = held_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    weights, kv = space.fullest(held, batch)
+    every = np.ones_like(rows.tp)
+    return Fit(
+        batch=batch,
+        running=running,
+        weights=weights * every,
+        kv=kv * every,
+        other=space.other * every,
+        outside=space.outside * every,
+        capacity_tokens=space.capacity_tokens * every,
+        max_concurrency=most * rows.dp,
+        needed=needed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Results, arrays over rows; seconds, bytes, tokens, dollars. NaN = not applicable."""
+
+    batch: Array
+    running: Array
+    ttft: Array
+    tpot: Array
+    latency: Array
+    requests_per_s: Array
+    mfu_prefill: Array
+    mfu_decode: Array
+    ttft_parts: Parts
+    tpot_parts: Parts
+
+
+def price(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
+    """Latency and throughput of every row, in blocks; rows whose batch is 0 come out as NaN."""
+    blocks = []
+    for start in range(0, len(rows), BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, len(rows))
+        blocks.append(_price_block(setting, rows.part(start, stop), fitted.batch[start:stop], fitted.running[start:stop]))
+    return blocks[0] if len(blocks) == 1 else _joined(blocks)
+
+
+def _joined(blocks: list[Estimates]) -> Estimates:
+    columns: dict[str, Array | Parts] = {}
+    for field in fields(Estimates):
+        values = [getattr(block, field.name) for block in blocks]
+        if isinstance(values[0], Parts):
+            columns[field.name] = Parts(*(np.concatenate([getattr(value, bound) for value in values]) for bound in BOUNDS))
+        else:
+            columns[field.name] = np.concatenate(values)
+    return Estimates(**columns)  # type: ignore[arg-type]
+
+
+def _replica(setting: Setting, rows: Rows) -> Replica:
+    return Replica(
+        setting.model,
+        setting.hardware,
+        setting.engine,
+        Network(setting.placement, setting.engine),
+        setting.formats,
+        setting.structure,
+        rows.tp.astype(int),
+        rows.pp.astype(int),
+        rows.dp.astype(int),
+    )
+
+
+def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> Estimates:
+    replica = _replica(setting, rows)
+    runs = batch >= 1
+    b = np.where(runs, batch, 1.0)
+    microbatches = np.minimum(rows.pp, b)
+    micro = np.ceil(b / microbatches)
+    decode = pass_time(replica, Pass(micro, rows.isl + rows.osl / 2))
+    step = _pipelined(decode, microbatches)
+    if setting.schedule == "static":
+        prefill, prefill_rows, _ = _static_prefill(replica, rows, b, microbatches)
+        stall: Parts = Parts()
+        seen = 1.0
+    else:
+        prefill, prefill_rows, added = _continuous_prefill(replica, rows, b, micro, decode)
+        stall = added * (b - 1)
+        seen = 1.0 if setting.arrivals == "steady" else WAVE_SHARE
+    answers = rows.osl > 1
+    after = np.where(answers, rows.osl - 1, 1.0)
+    tpot = step + stall * (seen / after)
+    ttft = prefill + stall * (1.0 - seen)
+    residence = ttft.total + (rows.osl - 1) * tpot.total + np.where(answers, 0.0, seen * stall.total)
+    latency = ttft.total + (rows.osl - 1) * np.where(answers, tpot.total, 0.0)
+
+    chips = rows.tp * rows.pp
+    peak = setting.hardware.chip.peak(setting.formats.compute)
+    useful = 2 * matmul_parameters(setting.model)
+    empty = np.where(runs, 1.0, np.nan)
+    no_answer = np.where(answers, empty, np.nan)
+    return Estimates(
+        batch=batch,
+        running=running,
+        ttft=ttft.total * empty,
+        tpot=tpot.total * no_answer,
+        latency=latency * empty,
+        requests_per_s=running / residence * empty,
+        mfu_prefill=useful * prefill_rows / (chips * peak * prefill.total) * empty,
+        mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
+        ttft_parts=_filled(ttft, len(rows)),
+        tpot_parts=_filled(tpot, len(rows)),
+    )
+
+
+def _filled(parts: Parts, rows: int) -> Parts:
+    return Parts(*(np.broadcast_to(np.asarray(getattr(parts, bound), dtype=float), (rows,)) for bound in BOUNDS))
+
+
+def _pipelined(time: PassTime, microbatches: Array) -> Parts:
+    """One decode step of all microbatches: max(sum of stages and sends, M x the slowest stage)."""
+    waiting = np.maximum(0.0, microbatches * time.slowest.total - time.whole.total)
+    return time.whole + Parts(bubble=waiting)
+
+
+def _continuous_prefill(
+    replica: Replica, rows: Rows, b: Array, micro: Array, decode: PassTime
+) -> tuple[Parts, Array, Parts]:
+    """(a prompt's own iterations, rows they process, what one prefill adds to the others' decoding).
+
+    Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
+    replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
+    """
+    scheduler, window = replica.engine.scheduler, replica.model.attention.window
+    mixed = scheduler.prefill == "mixed"
+    riding = micro - 1 if mixed else np.zeros_like(micro)
+    context = rows.isl + rows.osl / 2
+    budget = rows.isl if scheduler.chunk_tokens is None else np.maximum(1.0, scheduler.chunk_tokens - riding)
+    chunk = np.minimum(rows.isl, budget)
+    whole_chunks = np.ceil(rows.isl / chunk) - 1
+    done = whole_chunks * chunk
+
+    def chunk_pass(tokens: Array, pairs: Array, prior: Array, ended: float) -> PassTime:
+        return pass_time(replica, Pass(riding, context, tokens, pairs, prior, prompts=1.0, prompts_ended=ended))
+
+    final = chunk_pass(rows.isl - done, causal_pairs(rows.isl, window) - causal_pairs(done, window), done, 1.0)
+    own, slowest = final.whole, final.slowest
+    if np.any(whole_chunks > 0):
+        several = np.maximum(whole_chunks, 1.0)
+        full = chunk_pass(chunk, causal_pairs(done, window) / several, chunk * (several - 1) / 2, 0.0)
+        own = own + full.slowest * whole_chunks
+        slowest = slowest + full.slowest * whole_chunks
+    iterations = whole_chunks + 1
+    processed = rows.isl + iterations * riding
+    if not mixed:
+        return own, processed, slowest
+    replaced = np.minimum(iterations, (rows.osl - 1) / np.maximum(b - 1, 1.0))
+    return own, processed, slowest + decode.slowest * -replaced
+
+
+def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) -> tuple[Parts, Array, Parts]:
+    """(prefill of the whole batch, rows it processes, nothing): passes of whole microbatches or of the token budget."""
+    window = replica.model.attention.window
+    total = b * rows.isl
+    per_pass = np.ceil(b / microbatches) * rows.isl
+    if replica.engine.scheduler.chunk_tokens is not None:
+        per_pass = np.minimum(per_pass, replica.engine.scheduler.chunk_tokens)
+    whole_passes = np.ceil(total / per_pass) - 1
+    done = whole_passes * per_pass
+
+    def pairs_until(tokens: Array) -> Array:
+        prompts = np.floor(tokens / rows.isl)
+        pairs: Array = prompts * causal_pairs(rows.isl, window) + causal_pairs(tokens - prompts * rows.isl, window)
+        return pairs
+
+    def some(tokens: Array, pairs: Array, prior: Array, ended: Array) -> PassTime:
+        prompts = np.maximum(1.0, np.ceil(tokens / rows.isl))
+        return pass_time(replica, Pass(np.zeros_like(b), rows.isl, tokens, pairs, prior, prompts, ended))
+
+    ended = np.floor(done / rows.isl)
+    final = some(total - done, pairs_until(total) - pairs_until(done), done - ended * rows.isl, b - ended)
+    time = final.whole
+    if np.any(whole_passes > 0):
+        several = np.maximum(whole_passes, 1.0)
+        cut = np.where(per_pass % rows.isl == 0, 0.0, np.minimum(rows.isl, done) / 2)  # an average prompt cut in two
+        full = some(per_pass, pairs_until(done) / several, cut, ended / several)
+        time = time + full.slowest * whole_passes
+    return time, total, Parts()

@@ -1,0 +1,115 @@
+"""One forward pass of a replica: its operations and transfers, priced and laid over the pipeline stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.collectives import Groups, Network
+from planner.costs.layers import Formats, Operation, Pass, Structure, count
+from planner.costs.roofline import Parts, price_operation, resources
+from planner.costs.weights import Num, Shard, Stages
+from planner.specs.dtypes import ACTIVATION_BYTES
+from planner.specs.engine import Engine
+from planner.specs.hardware import Hardware
+from planner.specs.model import Model
+from planner.units import US
+
+
+@dataclass(frozen=True)
+class Replica:
+    """Replicas of one structure, over arrays of degrees: what a pass is counted and priced for."""
+
+    model: Model
+    hardware: Hardware
+    engine: Engine
+    network: Network
+    formats: Formats
+    structure: Structure
+    tp: NDArray[np.int_]
+    pp: NDArray[np.int_]
+    dp: NDArray[np.int_]
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Rows by the size of their tensor-parallel group."""
+        return Groups.of(self.tp)
+
+    @cached_property
+    def shard(self) -> Shard:
+        """The fullest rank's share of the tensors."""
+        return Shard.of(self.model, self.tp, self.engine.vocabulary_multiple)
+
+    @cached_property
+    def stages(self) -> Stages:
+        """Layers per pipeline stage."""
+        return Stages.of(self.model, self.pp)
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """Seconds of one pass: through all stages one after the other, and on the slowest stage alone."""
+
+    whole: Parts
+    slowest: Parts
+
+
+def pass_time(replica: Replica, work: Pass) -> PassTime:
+    """Seconds of one pass of a replica, by what is waited for.
+
+    A stage's time is its layers, what its end adds, and the host's share; `whole` adds the sends between stages.
+    """
+    stages = replica.stages
+    layer, first, last = _segments(replica, replica.shard, work)
+    host = Parts(overhead=(replica.engine.host.step_us + replica.engine.host.per_sequence_us * work.decode_rows) * US * np.ones_like(stages.pp))
+    alone = stages.pp == 1
+    stage_first = _settle(replica.hardware, layer * stages.first + first + last * alone) + host
+    if np.all(alone):
+        return PassTime(stage_first, stage_first)
+    stage_last = _settle(replica.hardware, layer * stages.last + last) + host
+    stage_middle = _settle(replica.hardware, layer * stages.middle) + host
+    between = np.maximum(0, stages.pp - 2)
+    rest = replica.model.layers - stages.first - stages.last
+    middles = _settle(replica.hardware, layer * np.where(alone, 0.0, rest)) + host * between
+    whole = stage_first + stage_last * ~alone + middles * ~alone + Parts(network=_sends(replica, work) * ~alone)
+    slowest = stage_first.where(alone | (stage_first.total >= stage_last.total), stage_last)
+    slowest = stage_middle.where((stages.pp > 2) & (stage_middle.total > slowest.total), slowest)
+    return PassTime(whole, slowest)
+
+
+def _segments(replica: Replica, shard: Shard, work: Pass) -> tuple[Parts, Parts, Parts]:
+    """Seconds of one layer, of what only the first stage does, and of what only the last does."""
+    operations, transfers = count(replica.model, replica.engine, shard, work, replica.formats, replica.structure)
+    segments = {"layer": Parts(), "first": Parts(), "last": Parts()}
+    for operation in operations:
+        segments[operation.place] += _operation(replica.hardware, operation)
+    for transfer in transfers:
+        segments[transfer.place] += Parts(network=replica.network.price(transfer, replica.groups))
+    return segments["layer"], segments["first"], segments["last"]
+
+
+def _operation(hardware: Hardware, operation: Operation) -> Parts:
+    if hardware.roofline == "per_op":
+        return price_operation(hardware, operation)
+    compute, memory, _ = resources(hardware, operation)
+    return Parts(compute=compute * operation.count, memory=memory * operation.count)
+
+
+def _settle(hardware: Hardware, stage: Parts) -> Parts:
+    """A stage's parts: as they are, or under `per_step` one roofline over all its operations."""
+    if hardware.roofline == "per_op":
+        return stage
+    bound = stage.compute > stage.memory
+    return Parts(np.where(bound, stage.compute, 0.0), np.where(bound, 0.0, stage.memory), stage.network, stage.overhead)
+
+
+def _sends(replica: Replica, work: Pass) -> Num:
+    """Seconds of handing the activations [tokens, d] on, from stage to stage."""
+    size = work.tokens * replica.model.hidden * ACTIVATION_BYTES
+    across = replica.network.placement.crossings(replica.tp, replica.pp, replica.dp)
+    inside = replica.pp - 1 - across
+    time: Num = inside * replica.network.send(size, crossing=False) if np.any(inside > 0) else 0.0
+    return time + (across * replica.network.send(size, crossing=True) if np.any(across > 0) else 0.0)

@@ -1,0 +1,134 @@
+"""Where the groups of a plan sit on the network: domains, torus slices, what fits and what crosses a boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import InputError, NoPlanError
+from planner.specs.hardware import Hardware, NetworkLevel, Slice
+
+Num = Any
+
+
+@dataclass(frozen=True, slots=True)
+class TorusGroup:
+    """A box of chips on a torus that one collective runs over.
+
+    Args:
+        axes: chips along each axis.
+        wires: wires of a chip that carry the collective: two for an axis that closes to a ring, one for a line.
+        hops: steps to reach the farthest chip, over all axes.
+        mean_hops: steps to the average chip along the longest axis.
+    """
+
+    axes: tuple[int, ...]
+    wires: int
+    hops: float
+    mean_hops: float
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The machine that a deployment gets: a number of chips, as a torus slice where the hardware is one.
+
+    A group that fits a domain never straddles two; one that does not is contiguous over as few as hold it.
+    """
+
+    hardware: Hardware
+    gpus: int
+    slice: Slice | None = None
+
+    @classmethod
+    def of(cls, hardware: Hardware, gpus: int, wanted_slice: str | None = None) -> Placement:
+        """The placement on `gpus` chips: on a torus the largest legal slice that they hold, or the one asked for.
+
+        Raises:
+            InputError: a slice that is not legal, or not of this many chips, or on hardware without a torus.
+            NoPlanError: fewer chips than the smallest slice.
+        """
+        torus = hardware.torus
+        if torus is None:
+            if wanted_slice is not None:
+                raise InputError(f"--slice {wanted_slice}: {hardware.name} is not a torus")
+            return cls(hardware, gpus)
+        legal = torus.legal_slices()
+        if wanted_slice is not None:
+            chosen = next((shape for shape in legal if str(shape) == wanted_slice.lower()), None)
+            if chosen is None:
+                raise InputError(f"--slice {wanted_slice}: not a slice of {hardware.name}; legal are {', '.join(map(str, legal))}")
+            if chosen.chips != gpus:
+                raise InputError(f"--slice {wanted_slice}: has {chosen.chips} chips, but --gpus is {gpus}")
+            return cls(hardware, gpus, chosen)
+        fitting = [shape for shape in legal if shape.chips <= gpus]
+        if not fitting:
+            raise NoPlanError(f"{hardware.name}: the smallest slice has {min(shape.chips for shape in legal)} chips, --gpus is {gpus}")
+        return cls(hardware, gpus, max(fitting, key=lambda shape: shape.chips))
+
+    @property
+    def usable(self) -> int:
+        """Chips that plans may use."""
+        return self.slice.chips if self.slice else self.gpus
+
+    def replicas(self, tp: int, pp: int, cp: int = 1) -> int:
+        """How many replicas the chips hold when no tensor-parallel group straddles a boundary it need not."""
+        width = tp * cp
+        if self.slice:
+            return self.usable // (width * pp) if width in self.torus_groups else 0
+        domain = self.hardware.domain
+        if domain is None or width > domain:
+            return self.gpus // (width * pp)
+        groups = self.gpus // domain * (domain // width) + self.gpus % domain // width
+        return groups // pp
+
+    @cached_property
+    def torus_groups(self) -> dict[int, TorusGroup]:
+        """The best box for each group size that tiles the slice: most wires, then fewest hops."""
+        best: dict[int, TorusGroup] = {}
+        if self.slice is None:
+            return best
+        for axes in product(*(_divisors(axis) for axis in self.slice.axes)):
+            group = _torus_group(axes, self.slice, self.hardware.network[0])
+            size = int(np.prod(axes))
+            if size not in best or (-group.wires, group.hops) < (-best[size].wires, best[size].hops):
+                best[size] = group
+        return best
+
+    def span(self, ranks: NDArray[Any]) -> NDArray[Any]:
+        """Index of the innermost network level whose domain holds a group of this many ranks."""
+        level = np.zeros(np.shape(ranks), dtype=int)
+        for index, domain in enumerate(self.hardware.network[:-1]):
+            if domain.chips is not None:
+                level = np.where(ranks > domain.chips, index + 1, level)
+        return level
+
+    def crossings(self, tp: Num, pp: Num, dp: Num) -> Num:
+        """Stage boundaries of a replica that cross an innermost domain: those of the worst placed replica."""
+        domain = self.hardware.domain
+        tp, pp, dp = np.asarray(tp), np.asarray(pp), np.asarray(dp)
+        if domain is None or self.slice is not None:
+            return np.zeros(np.broadcast_shapes(tp.shape, pp.shape, dp.shape))
+        per_domain = np.maximum(1, domain // tp)  # tensor-parallel groups of a domain
+        aligned = (per_domain % pp == 0) | (pp % per_domain == 0) | (dp == 1)
+        return np.where(aligned, np.ceil(pp / per_domain) - 1, np.ceil((pp - 1) / per_domain))
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _torus_group(axes: tuple[int, ...], shape: Slice, level: NetworkLevel) -> TorusGroup:
+    wires, hops, mean_hops = 0, 0.0, 0.0
+    for length, whole in zip(axes, shape.axes, strict=True):
+        if length == 1:
+            continue
+        ring = length == whole and level.wrap_multiple > 0 and whole % level.wrap_multiple == 0
+        wires += 2 if ring else 1
+        hops += length / 2 if ring else length - 1
+        mean_hops = max(mean_hops, length / 4 if ring else length / 3)
+    return TorusGroup(axes, wires, hops, mean_hops)

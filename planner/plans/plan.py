@@ -1,0 +1,80 @@
+"""A plan: how one model is split over chips. Its label `TP8xPP2xDP2` is printed and read back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from planner.errors import InputError
+
+ATTENTION = ("heads", "batch")
+FFN = ("1d",)
+
+_DEGREES = ("tp", "pp", "dp", "ep", "cp")
+_TOKEN = re.compile(r"(TP|PP|DP|EP|CP)([1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One choice for each dimension. A replica is tp x pp x cp chips; dp copies stand side by side.
+
+    `attention` shards attention and its KV cache over heads or over the batch while decoding,
+    `prefill_attention` while prefilling; `ffn` and `prefill_ffn` are the layouts of Pope et al.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    cp: int = 1
+    attention: str = "heads"
+    prefill_attention: str = "heads"
+    ffn: str = "1d"
+    prefill_ffn: str = "1d"
+
+    @property
+    def replica_chips(self) -> int:
+        """Chips of one replica."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def chips(self) -> int:
+        """Chips of all replicas."""
+        return self.replica_chips * self.dp
+
+    @property
+    def label(self) -> str:
+        """`TP8xPP2xDP2`: ones left out, `TP1` for a single chip, further dimensions behind."""
+        parts = [f"{name.upper()}{getattr(self, name)}" for name in _DEGREES if getattr(self, name) > 1]
+        text = "x".join(parts) or "TP1"
+        if self.attention != "heads":
+            text += f"+attn:{self.attention}"
+        if self.prefill_attention != "heads":
+            text += f"+prefill-attn:{self.prefill_attention}"
+        return text
+
+    def __str__(self) -> str:
+        return self.label
+
+    @classmethod
+    def parse(cls, text: str) -> Plan:
+        """The plan of a label.
+
+        Raises:
+            InputError: not a label.
+        """
+        head, *suffixes = text.strip().split("+")
+        found: dict[str, int] = {}
+        for token in head.upper().split("X"):
+            match = _TOKEN.fullmatch(token)
+            if match is None or match[1].lower() in found:
+                raise InputError(f"{text!r} is not a plan: expected degrees joined by x, each once, as in TP8xPP2xDP2")
+            found[match[1].lower()] = int(match[2])
+        plan = cls(**found)
+        for suffix in suffixes:
+            key, _, value = suffix.partition(":")
+            field = {"attn": "attention", "prefill-attn": "prefill_attention"}.get(key)
+            if field is None or value not in ATTENTION:
+                raise InputError(f"{text!r} is not a plan: expected +attn:heads|batch or +prefill-attn:heads|batch after the degrees")
+            plan = replace(plan, **{field: value})
+        return plan

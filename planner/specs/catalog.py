@@ -1,0 +1,249 @@
+"""Finding and reading specifications: by name, alias, Hugging Face id or path; with `extends`; with suggestions.
+
+Shipped files live in `planner/configs` (installed) or `configs` (checkout). A user's own are given by path, or by
+name from the directories in PLAN_CONFIG_PATH, which are searched first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import yaml
+
+from planner.errors import InputError, SpecError
+from planner.specs.engine import Engine
+from planner.specs.hardware import Hardware
+from planner.specs.model import Model
+from planner.specs.structure import trusted, validated
+
+Spec = TypeVar("Spec", Model, Hardware, Engine)
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_PACKAGE = Path(__file__).resolve().parent.parent
+_LARGEST = 4 * 2**20  # a specification is a few KiB; anything near this is another kind of file
+
+
+@dataclass(frozen=True)
+class Family(Generic[Spec]):
+    """One family of files."""
+
+    noun: str
+    folder: str
+    kind: type[Spec]
+
+
+MODELS: Family[Model] = Family("model", "models", Model)
+HARDWARE: Family[Hardware] = Family("hardware", "hardware", Hardware)
+ENGINES: Family[Engine] = Family("engine", "engines", Engine)
+
+
+def load_model(name: str | Path) -> Model:
+    """A model by name, alias, Hugging Face id or path of a YAML file.
+
+    Raises:
+        InputError: no such name (with the nearest ones), or a file that cannot be read or validated.
+    """
+    return _load(MODELS, str(name))
+
+
+def load_hardware(name: str | Path, engine: Engine | None = None) -> Hardware:
+    """Hardware by name, alias or path; with an engine, its overrides for this hardware are applied.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    plain = _load(HARDWARE, str(name))
+    if engine is None or plain.name not in engine.chips:
+        return plain
+    path, shipped = _locate(HARDWARE, str(name))
+    raw, trust = _extended(HARDWARE, path, shipped)
+    return _build(HARDWARE, merge(raw, engine.chips[plain.name]), path, trust)
+
+
+def load_engine(name: str | Path) -> Engine:
+    """An engine by name, alias or path.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    return _load(ENGINES, str(name))
+
+
+def load_machine(hardware: str | Path, engine: str | Path | None = None) -> tuple[Hardware, Engine]:
+    """Hardware and engine together: the engine named, else the hardware file's own, with its overrides applied."""
+    software = load_engine(engine or load_hardware(hardware).engine)
+    return load_hardware(hardware, software), software
+
+
+def names(family: Family[Any]) -> list[str]:
+    """Names of all files of a family that are found, sorted."""
+    return sorted({path.stem for folder in _folders(family) for path in folder.glob("*.yaml")})
+
+
+def find(name: str, families: tuple[Family[Any], ...] = (MODELS, HARDWARE, ENGINES)) -> Family[Any]:
+    """The family in which a name is found first.
+
+    Raises:
+        InputError: in none of them.
+    """
+    for family in families:
+        if Path(name).is_file() or _path_of(family, name) is not None:
+            return _family_of_file(Path(name)) if Path(name).is_file() else family
+    raise _unknown(name, families)
+
+
+def _family_of_file(path: Path) -> Family[Any]:
+    raw = _read(path)
+    if "chip" in raw or "network" in raw:
+        return HARDWARE
+    return ENGINES if "scheduler" in raw or "host" in raw else MODELS
+
+
+@cache
+def _load(family: Family[Spec], name: str) -> Spec:
+    path, shipped = _locate(family, name)
+    raw, trust = _extended(family, path, shipped)
+    return _build(family, raw, path, trust)
+
+
+def _build(family: Family[Spec], raw: dict[str, Any], path: Path, trust: bool) -> Spec:
+    return trusted(family.kind, raw) if trust else validated(family.kind, raw, path)
+
+
+def _locate(family: Family[Any], name: str) -> tuple[Path, bool]:
+    """(path, whether it is a shipped file) of a name or path."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml", ".json") or path.is_file():
+        return path, False
+    found = _path_of(family, name)
+    if found is None:
+        raise _unknown(name, (family,))
+    return found, found.is_relative_to(_shipped(family))
+
+
+def _extended(family: Family[Any], path: Path, shipped: bool) -> tuple[dict[str, Any], bool]:
+    """A file's keys laid over those of the file it extends; trusted only where both are shipped."""
+    chain: list[Path] = []
+    layers: list[dict[str, Any]] = []
+    while True:
+        if path in chain:
+            raise SpecError(chain[0], "extends", f"goes in a circle over {path}")
+        chain.append(path)
+        raw = _read(path)
+        base = raw.pop("extends", None)
+        layers.append(raw)
+        if base is None:
+            break
+        parent = Path(str(base)) if Path(str(base)).is_file() else _path_of(family, str(base))
+        if parent is None:
+            raise SpecError(path, "extends", str(_unknown(str(base), (family,))))
+        path, shipped = parent, shipped and parent.is_relative_to(_shipped(family))
+    merged = layers.pop()
+    for own in ("aliases", "hf_ids", "published"):
+        if layers:
+            merged.pop(own, None)
+    while layers:
+        merged = merge(merged, layers.pop())
+    return merged, shipped
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`: mappings are merged key by key, anything else is replaced.
+
+    `collectives` are rows keyed by kernel, op, level and algorithm: rows of `over` replace their like and add to the rest.
+    """
+    result = dict(base)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merge(result[key], value)
+        elif key == "collectives" and isinstance(value, list) and isinstance(result.get(key), list):
+            identity = ("kernel", "op", "level", "algorithm")
+            rows = {tuple(row.get(part) for part in identity): row for row in [*result[key], *value] if isinstance(row, dict)}
+            result[key] = list(rows.values())
+        else:
+            result[key] = value
+    return result
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise SpecError(path, "", f"larger than {_LARGEST // 2**20} MiB: this is not a specification")
+        text = path.read_text(encoding="utf-8")
+        raw = yaml.load(text, Loader)
+    except OSError as error:
+        raise SpecError(path, "", f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SpecError(path, "", "is not text: expected YAML in UTF-8") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise SpecError(path, "", f"is not valid YAML: {place}{getattr(error, 'problem', None) or 'unreadable character'}") from None
+    if raw is None:
+        raise SpecError(path, "", "is empty: expected a mapping of keys to values")
+    if not isinstance(raw, dict):
+        raise SpecError(path, "", f"holds a {type(raw).__name__}, expected a mapping of keys to values")
+    return {str(key): value for key, value in raw.items()}
+
+
+def _shipped(family: Family[Any]) -> Path:
+    installed = _PACKAGE / "configs" / family.folder
+    return installed if installed.is_dir() else _PACKAGE.parent / "configs" / family.folder
+
+
+def _folders(family: Family[Any]) -> Iterator[Path]:
+    for entry in os.environ.get("PLAN_CONFIG_PATH", "").split(os.pathsep):
+        if entry:
+            yield Path(entry) / family.folder
+            yield Path(entry)
+    yield _shipped(family)
+
+
+@cache
+def _path_of(family: Family[Any], name: str) -> Path | None:
+    """The file whose stem, alias or Hugging Face id this is; ids are compared without regard to case."""
+    for folder in _folders(family):
+        exact = folder / f"{name}.yaml"
+        if os.sep not in name and exact.is_file():
+            return exact
+        wanted = name.lower()
+        for path in sorted(folder.glob("*.yaml")):
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError):
+                continue
+            if wanted in text.lower() and wanted in _other_names(path):
+                return path
+    return None
+
+
+def _other_names(path: Path) -> list[str]:
+    raw = _read(path)
+    return [str(other).lower() for other in (path.stem, *(raw.get("aliases") or ()), *(raw.get("hf_ids") or ()))]
+
+
+def _unknown(name: str, families: tuple[Family[Any], ...]) -> InputError:
+    known = {other: stem for family in families for other, stem in _every_name(family)}
+    close = difflib.get_close_matches(name.lower(), known, n=6, cutoff=0.45)
+    nearest = list(dict.fromkeys(known[match] for match in close))[:3]
+    hint = f"did you mean {', '.join(nearest)}?" if nearest else f"known are {', '.join(dict.fromkeys(known.values()))}"
+    noun = " or ".join(family.noun for family in families)
+    plural = "hardware" if noun == "hardware" else f"{noun}s"
+    listing = f"`plan {plural}` lists them; a path to a YAML file works too" if len(families) == 1 else "a path to a YAML file works too"
+    return InputError(f"unknown {noun} {name!r}: {hint} ({listing})")
+
+
+def _every_name(family: Family[Any]) -> Iterator[tuple[str, str]]:
+    for folder in _folders(family):
+        for path in sorted(folder.glob("*.yaml")):
+            try:
+                for other in _other_names(path):
+                    yield other, path.stem
+            except SpecError:
+                continue

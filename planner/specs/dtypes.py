@@ -1,0 +1,66 @@
+"""Number formats: what a value takes in storage and which arithmetic it is computed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """A storage format.
+
+    `bytes` counts the scales that belong to it: int4 with a 16-bit scale and zero per group of 128 is
+    4 bit + 20/128 bit = 0.519 B; mxfp4 with an 8-bit scale per 32 is 0.531 B.
+    """
+
+    name: str
+    bytes: float
+    compute: str
+    """The arithmetic it wants; weight-only formats want the chip's 16-bit type."""
+
+    @property
+    def quantised(self) -> bool:
+        """Whether only the linear layers take it while embeddings, head and norms stay in 16 bit."""
+        return self.bytes < 2
+
+
+WEIGHTS = {
+    dtype.name: dtype
+    for dtype in (
+        Dtype("fp32", 4, "fp32"),
+        Dtype("bf16", 2, "bf16"),
+        Dtype("fp16", 2, "bf16"),
+        Dtype("fp8", 1, "fp8"),
+        Dtype("int8", 1, "bf16"),
+        Dtype("int4", (4 + 20 / 128) / 8, "bf16"),
+        Dtype("mxfp4", (4 + 8 / 32) / 8, "bf16"),
+    )
+}
+KV_CACHE = {name: WEIGHTS[name] for name in ("fp32", "bf16", "fp16", "fp8", "int8")}
+ACTIVATION_BYTES = 2.0
+
+
+def weight_dtype(name: str) -> Dtype:
+    """The storage format of weights.
+
+    Raises:
+        InputError: not one of WEIGHTS.
+    """
+    return _lookup(name, WEIGHTS, "--weights")
+
+
+def kv_dtype(name: str) -> Dtype:
+    """The storage format of the KV cache.
+
+    Raises:
+        InputError: not one of KV_CACHE.
+    """
+    return _lookup(name, KV_CACHE, "--kv-cache")
+
+
+def _lookup(name: str, table: dict[str, Dtype], option: str) -> Dtype:
+    if name not in table:
+        raise InputError(f"{option}: unknown dtype {name!r}; expected one of {', '.join(table)}")
+    return table[name]

@@ -1,0 +1,240 @@
+"""What the silicon and the wires can do: chip, network levels, and the constants measured on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from planner.specs.fields import (
+    STRICT,
+    Count,
+    CountOrZero,
+    Dollars,
+    Fraction,
+    GbPerS,
+    Gib,
+    MemoryGbPerS,
+    Micros,
+    Norm,
+    Provenance,
+    Tflops,
+    Watts,
+)
+from planner.units import GB, GIB, HOUR, TERA, US
+
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+Algorithm = Literal["ring", "one_shot", "two_shot", "tree", "in_switch", "direct", "hierarchical", "torus"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One accelerator, as a program sees it."""
+
+    __pydantic_config__ = STRICT
+
+    compute_tflops: dict[str, Tflops]
+    """Dense peak by compute dtype."""
+    memory_gib: Gib
+    """What the driver reports, not the catalogue's figure (see `sources`)."""
+    memory_bandwidth_gb_per_s: MemoryGbPerS
+    tdp_w: Watts | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes that a program may address."""
+        return self.memory_gib * GIB
+
+    @property
+    def memory_bandwidth(self) -> float:
+        """Peak bytes per second."""
+        return self.memory_bandwidth_gb_per_s * GB
+
+    def compute_dtype(self, wanted: str) -> str:
+        """`wanted` where the chip computes in it, else its 16-bit type (weight-only quantisation)."""
+        return wanted if wanted in self.compute_tflops else self.native_dtype
+
+    @property
+    def native_dtype(self) -> str:
+        """The 16-bit type of this chip."""
+        return "bf16" if "bf16" in self.compute_tflops else next(iter(self.compute_tflops))
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of a compute dtype."""
+        return self.compute_tflops[dtype] * TERA
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The shape of a torus slice that may be rented, chips per axis."""
+
+    axes: tuple[int, ...]
+
+    @property
+    def chips(self) -> int:
+        """Chips of the slice."""
+        product = 1
+        for axis in self.axes:
+            product *= axis
+        return product
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLevel:
+    """One level of the network; levels are listed innermost first.
+
+    * `switch`: any chip of a domain reaches any other at full rate;
+    * `mesh`: a wire between each pair, so a group of n chips has n - 1 of them;
+    * `torus`: rings along axes; slices have shapes.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    kind: Literal["switch", "mesh", "torus"]
+    bandwidth_gb_per_s: GbPerS
+    """One direction: of a chip's port (switch), of one wire (mesh, torus), of one NIC where `nics_per_node`."""
+    chips: Count | None = None
+    """Chips of one domain; none = as many as are asked for."""
+    nics_per_node: Count | None = None
+    """Network cards of a domain of the level below, shared by its chips."""
+    slices: tuple[str, ...] = ()
+    """Legal shapes of a torus, as 4x4x4, in the order in which equally large ones are preferred."""
+    wrap_multiple: CountOrZero = 0
+    """An axis of a torus closes to a ring when its length is a multiple of this (0 = never)."""
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def link(self) -> float:
+        """Bytes per second of `bandwidth_gb_per_s`."""
+        return self.bandwidth_gb_per_s * GB
+
+    def legal_slices(self) -> tuple[Slice, ...]:
+        """The shapes that may be rented."""
+        return tuple(Slice(tuple(int(axis) for axis in text.split("x"))) for text in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConstants:
+    """Constants of one kind of operation in one dtype (DESIGN section 4).
+
+    t = fixed + depth_us log2(1 + context/64)
+          + || flops / (compute_fraction F), bytes / (memory_fraction BW), item_us items ||_p
+    """
+
+    __pydantic_config__ = STRICT
+
+    provenance: Provenance
+    fixed_us: Micros = 0.0
+    compute_fraction: Fraction | None = None
+    """Share of the peak reached by large shapes; none = this kind of operation is never compute-bound here."""
+    memory_fraction: Fraction | None = None
+    item_us: Micros = 0.0
+    """Cost of a work item: a KV head of a request in decode attention."""
+    depth_us: Micros = 0.0
+    p: Norm = 1.0
+
+    @property
+    def fixed(self) -> float:
+        """Seconds paid whenever the kernel runs."""
+        return self.fixed_us * US
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """Measured constants of a collective at one group size."""
+
+    __pydantic_config__ = STRICT
+
+    latency_us: Micros
+    bandwidth_fraction: Fraction
+    p: Norm = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveKernel:
+    """One implementation of a collective on one network level.
+
+    Either `ranks` gives measured constants per group size (latency as a whole), or `hop_us` gives the textbook's
+    latency per step. `hierarchical` prices its inner phases with the rows of the level below.
+    """
+
+    __pydantic_config__ = STRICT
+
+    kernel: str
+    op: CollectiveOp
+    level: str
+    algorithm: Algorithm
+    provenance: Provenance
+    ranks: dict[int, RankRow] = field(default_factory=dict)
+    base_us: Micros = 0.0
+    hop_us: Micros | None = None
+    inner_hop_us: Micros | None = None
+    """Latency of the steps inside the domains below; none = `hop_us` for every step (the flat ring)."""
+    bandwidth_fraction: Fraction = 1.0
+    p: Norm = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The list price that stands for this chip."""
+
+    __pydantic_config__ = STRICT
+
+    usd_per_chip_hour: Dollars
+    offer: str
+    date: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of machine: `configs/hardware/*.yaml`."""
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    description: str
+    engine: str
+    """The engine that stands for this hardware when none is named."""
+    chip: Chip
+    network: tuple[NetworkLevel, ...]
+    kernels: dict[str, dict[str, KernelConstants]]
+    """By kind (gemm, attention_prefill, attention_decode, elementwise), then dtype (bf16, fp8)."""
+    collectives: tuple[CollectiveKernel, ...]
+    aliases: tuple[str, ...] = ()
+    roofline: Literal["per_op", "per_step"] = "per_op"
+    """per_step: one maximum over a stage's summed FLOPs and bytes, weights and KV only (the textbook's)."""
+    price: Price | None = None
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def domain(self) -> int | None:
+        """Chips of the innermost domain; none = no boundary."""
+        return self.network[0].chips
+
+    @property
+    def torus(self) -> NetworkLevel | None:
+        """The torus that the chips sit on, if they do."""
+        return self.network[0] if self.network[0].kind == "torus" else None
+
+    @property
+    def usd_per_chip_second(self) -> float | None:
+        """The list price in base units."""
+        return None if self.price is None else self.price.usd_per_chip_hour / HOUR
+
+    def constants(self, kind: str, dtype: str) -> tuple[str, KernelConstants]:
+        """(arithmetic, constants) of an operation: the 16-bit type's where the dtype has none of its own."""
+        by_dtype = self.kernels[kind]
+        if dtype in by_dtype and dtype in self.chip.compute_tflops:
+            return dtype, by_dtype[dtype]
+        native = self.chip.native_dtype
+        return native, by_dtype[native]
+
+    def collective(self, kernel: str, op: str, level: str) -> tuple[CollectiveKernel, ...]:
+        """The rows of a kernel for an operation on a level; several = the cheapest counts."""
+        return tuple(row for row in self.collectives if (row.kernel, row.op, row.level) == (kernel, op, level))

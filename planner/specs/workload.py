@@ -1,0 +1,34 @@
+"""What is asked of a deployment: lengths, load, schedule and number formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Schedule = Literal["continuous", "static"]
+Arrivals = Literal["steady", "waves"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests of one kind.
+
+    Args:
+        isl: tokens of a prompt.
+        osl: tokens of an answer, the first included.
+        concurrency: requests in flight in the whole deployment; none = searched or 1, as the goal says.
+        schedule: continuous batching, or a static batch that is prefilled and decoded together.
+        weights: dtype of the weights; none = the model's own.
+        kv_cache: dtype of the KV cache; none = the engine's rule.
+        max_context: tokens that a request must be able to hold; changes memory only.
+        arrivals: how a prefill's stall divides between TTFT and TPOT.
+    """
+
+    isl: int = 1024
+    osl: int = 256
+    concurrency: int | None = None
+    schedule: Schedule = "continuous"
+    weights: str | None = None
+    kv_cache: str | None = None
+    max_context: int | None = None
+    arrivals: Arrivals = "steady"
