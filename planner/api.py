@@ -1,0 +1,94 @@
+"""The two questions most programs ask, by keyword: rank all plans, or price one. `Request` and `rank` say more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from planner.estimating import estimate_points
+from planner.errors import NoPlanError
+from planner.plans.space import Filters
+from planner.ranking import Limits, Objective, Request, rank
+from planner.specs.catalog import load_machine, load_model
+from planner.specs.workload import Arrivals, Schedule, Workload
+from planner.units import MS, parse_bytes
+
+
+def plan(
+    model: str | Path,
+    gpus: int,
+    *,
+    hardware: str | Path = "h100",
+    engine: str | Path | None = None,
+    objective: Objective = "latency",
+    isl: int = 1024,
+    osl: int = 256,
+    concurrency: int | None = None,
+    schedule: Schedule = "continuous",
+    arrivals: Arrivals = "steady",
+    weights: str | None = None,
+    kv_cache: str | None = None,
+    max_context: int | None = None,
+    max_ttft_ms: float | None = None,
+    max_tpot_ms: float | None = None,
+    max_latency_ms: float | None = None,
+    memory_limit: str | None = None,
+    memory_fraction: float | None = None,
+    price: float | None = None,
+    filters: Filters | None = None,
+    slice: str | None = None,  # noqa: A002 (the option's name)
+    pareto: bool = False,
+) -> list[dict[str, Any]]:
+    """All plans, best first, as rows with the keys of `planner.COLUMNS` (None = not applicable).
+
+    The arguments are the command's options; times in milliseconds, `memory_limit` as "72GiB", `price` in dollars per
+    chip and hour.
+
+    Raises:
+        InputError: something given cannot be used.
+        NoPlanError: no plan satisfies the request.
+    """
+    machine, software = load_machine(hardware, engine)
+
+    def seconds(value: float | None) -> float | None:
+        return None if value is None else value * MS
+
+    return rank(
+        Request(
+            load_model(model),
+            machine,
+            software,
+            gpus,
+            Workload(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals),
+            objective,
+            Limits(
+                seconds(max_ttft_ms),
+                seconds(max_tpot_ms),
+                seconds(max_latency_ms),
+                None if memory_limit is None else parse_bytes(memory_limit),
+                memory_fraction,
+            ),
+            filters or Filters(),
+            price,
+            slice,
+            pareto,
+        )
+    ).results.rows()
+
+
+def estimate(model: str | Path, **options: Any) -> dict[str, Any]:
+    """One given plan, priced: a row with the keys of `planner.COLUMNS`. Never searches.
+
+    Args:
+        model: name, Hugging Face id or path.
+        options: any of `planner.estimating.OPTIONS`, as `tp=8`, `plan="TP8xPP2"`, `concurrency=64`.
+
+    Raises:
+        InputError: an option that does not exist.
+        NoPlanError: the plan cannot run; the reason is its text.
+    """
+    results = estimate_points({"model": [str(model)], **{name: [value] for name, value in options.items()}}, 1)
+    row = results.row(0)
+    if row["error"]:
+        raise NoPlanError(row["error"])
+    return row

@@ -1,0 +1,355 @@
+"""Pricing plans that are given, one or a table of them: never a search, order kept, a bad row says what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.layers import Structure
+from planner.costs.memory import Budget
+from planner.costs.serving import Rows, Setting, fit, formats_of, price
+from planner.errors import InputError, NoPlanError
+from planner.plans.placement import Placement
+from planner.plans.plan import Plan
+from planner.plans.rules import refusal
+from planner.ranking import OBJECTIVES, check_context, memory_reasons
+from planner.results import COLUMNS, Column, Results, results_of, texts
+from planner.specs.catalog import load_machine, load_model
+from planner.specs.dtypes import KV_CACHE, WEIGHTS
+from planner.units import parse_bytes
+
+Array = NDArray[np.float64]
+
+DEGREES = ("tp", "pp", "dp", "ep", "cp")
+NUMBERS = ("gpus", "isl", "osl", "concurrency", "max_context", *DEGREES)
+CHOICES: dict[str, Sequence[str]] = {
+    "objective": OBJECTIVES,
+    "schedule": ("continuous", "static"),
+    "arrivals": ("steady", "waves"),
+    "weights": tuple(WEIGHTS),
+    "kv_cache": tuple(KV_CACHE),
+}
+TEXTS = (
+    "model", "hardware", "engine", "objective", "schedule", "arrivals", "weights", "kv_cache", "attention",
+    "prefill_attention", "ffn", "prefill_ffn", "plan", "price", "memory_limit", "memory_fraction", "slice",
+)  # fmt: skip
+OPTIONS = (*NUMBERS, *TEXTS)
+"""Names of what may be given for a point: the command's options, with underscores."""
+DEFAULTS: dict[str, Any] = {
+    "hardware": "h100", "objective": "latency", "schedule": "continuous", "arrivals": "steady", "isl": 1024, "osl": 256,
+    "attention": "heads", "prefill_attention": "heads", "ffn": "1d", "prefill_ffn": "1d",
+}  # fmt: skip
+
+
+def estimate_points(points: Mapping[str, Sequence[Any]], count: int) -> Results:
+    """The results of `count` points.
+
+    Args:
+        points: columns of OPTIONS; a column of one value stands for all rows; None or "" = not given.
+        count: rows.
+
+    Returns:
+        Results in the points' order; a row that cannot be priced has `error` and no figures.
+
+    Raises:
+        InputError: a column that is no option.
+    """
+    table = _Table.of(points, count)
+    parts: list[tuple[NDArray[np.intp], Results]] = []
+    for key, index in table.groups():
+        parts.append((index, _price_group(table, key, index)))
+    if len(parts) == 1:
+        return parts[0][1]
+    joined = Results.joined([part for _, part in parts])
+    back = np.empty(count, dtype=int)
+    back[np.concatenate([index for index, _ in parts])] = np.arange(count)
+    return joined.take(back)
+
+
+@dataclass
+class _Table:
+    """The points by column: numbers as floats (NaN = not given), texts as codes into their distinct values."""
+
+    count: int
+    numbers: dict[str, Array]
+    codes: dict[str, NDArray[np.int64]]
+    values: dict[str, list[str | None]]
+    errors: list[str | None]
+
+    @classmethod
+    def of(cls, points: Mapping[str, Sequence[Any]], count: int) -> _Table:
+        unknown = [name for name in points if name not in OPTIONS]
+        if unknown:
+            raise InputError(f"unknown column {unknown[0]!r}; known are {', '.join(OPTIONS)}")
+        errors: list[str | None] = [None] * count
+        numbers = {name: _numbers(name, points.get(name), count, errors) for name in NUMBERS}
+        codes, values = {}, {}
+        for name in TEXTS:
+            codes[name], values[name] = _coded(points.get(name), count)
+        table = cls(count, numbers, codes, values, errors)
+        table._read_plans()
+        return table
+
+    def _read_plans(self) -> None:
+        """Degrees and sharding from `plan` labels, where they are given; a degree given beside one must agree."""
+        for code, label in enumerate(self.values["plan"]):
+            if label is None:
+                continue
+            rows = np.flatnonzero(self.codes["plan"] == code)
+            try:
+                plan = Plan.parse(label)
+            except InputError as error:
+                self.fail(rows, str(error))
+                continue
+            for name in DEGREES:
+                given = self.numbers[name][rows]
+                clash = np.isfinite(given) & (given != getattr(plan, name))
+                if clash.any():
+                    self.fail(rows[clash], f"{name} contradicts the plan {label}")
+                self.numbers[name][rows] = getattr(plan, name)
+            for name in ("attention", "prefill_attention"):
+                values = self.values[name]
+                if getattr(plan, name) not in values:
+                    values.append(getattr(plan, name))
+                self.codes[name][rows] = values.index(getattr(plan, name))
+
+    def fail(self, rows: NDArray[np.intp], reason: str) -> None:
+        """Marks rows with the first thing wrong with them."""
+        for row in rows:
+            if self.errors[row] is None:
+                self.errors[row] = reason
+
+    def groups(self) -> list[tuple[dict[str, str | None], NDArray[np.intp]]]:
+        """Rows that share every text (and the chips, where a torus makes a slice of them): (texts, row indices)."""
+        key = np.zeros(self.count, dtype=np.int64)
+        for name in TEXTS:
+            if name != "plan" and len(self.values[name]) > 1:
+                key = key * len(self.values[name]) + self.codes[name]
+                _, key = np.unique(key, return_inverse=True)
+        if not key.any():
+            return [({name: self.values[name][self.codes[name][0]] for name in TEXTS}, np.arange(self.count))]
+        order = np.argsort(key, kind="stable")
+        starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+        return [
+            ({name: self.values[name][self.codes[name][index[0]]] for name in TEXTS}, index)
+            for index in np.split(order, starts[1:])
+        ]
+
+
+def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[str | None]) -> Array:
+    if column is None:
+        return np.full(count, float(DEFAULTS.get(name, np.nan)))
+    if len(column) == 1 and count != 1:
+        column = [column[0]] * count
+    try:
+        numbers = np.array(column, dtype=float)
+    except (ValueError, TypeError):
+        numbers = np.array([_number(name, value, row, errors) for row, value in enumerate(column)])
+    if name in DEFAULTS:
+        numbers = np.where(np.isnan(numbers), float(DEFAULTS[name]), numbers)
+    whole = np.isnan(numbers) | ((numbers >= 1) & (numbers == np.floor(numbers)) & (numbers < 2**53))
+    for row in np.flatnonzero(~whole):
+        if errors[row] is None:
+            errors[row] = f"{name} must be a whole number of at least 1, found {column[row]}"
+    return np.where(whole, numbers, np.nan)
+
+
+def _number(name: str, value: Any, row: int, errors: list[str | None]) -> float:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return np.nan
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        if errors[row] is None:
+            errors[row] = f"{name} must be a number, found {value!r}"
+        return np.nan
+
+
+def _coded(column: Sequence[Any] | None, count: int) -> tuple[NDArray[np.int64], list[str | None]]:
+    if column is None:
+        return np.zeros(count, dtype=np.int64), [None]
+    if len(column) == 1:
+        return np.zeros(count, dtype=np.int64), [None if column[0] is None or not str(column[0]).strip() else str(column[0]).strip()]
+    seen: dict[Any, int] = {}
+    codes = np.array([seen.setdefault(value, len(seen)) for value in column], dtype=np.int64)
+    return codes, [None if value is None or not str(value).strip() else str(value).strip() for value in seen]
+
+
+def _price_group(table: _Table, key: dict[str, str | None], index: NDArray[np.intp]) -> Results:
+    """Results of rows that share all texts."""
+    try:
+        setting = _setting(table, key, index)
+    except (InputError, NoPlanError) as error:
+        table.fail(index, str(error))
+        return _unpriced(table, key, index)
+    columns = {name: table.numbers[name][index] for name in NUMBERS}
+    for name in DEGREES:
+        columns[name] = np.where(np.isnan(columns[name]), 1.0, columns[name])
+    product = np.prod([columns[name] for name in ("tp", "pp", "dp", "cp")], axis=0)
+    gpus = np.where(np.isnan(columns["gpus"]), product, columns["gpus"])
+    concurrency = np.where(np.isnan(columns["concurrency"]), 1.0, columns["concurrency"])
+    max_context = np.where(np.isnan(columns["max_context"]), 0.0, columns["max_context"])
+    _check(table, setting, key, index, columns, gpus, max_context)
+    rows = Rows.of(
+        tp=columns["tp"], pp=columns["pp"], dp=columns["dp"], isl=columns["isl"], osl=columns["osl"],
+        concurrency=concurrency, max_context=max_context,
+    )  # fmt: skip
+    sound = np.array([table.errors[row] is None for row in index])
+    rows = _safe(rows, sound)
+    fitted = fit(setting, rows, clip=True)
+    for place in np.flatnonzero(sound & (fitted.batch < 1)):
+        reason = memory_reasons(setting, fitted, np.maximum(rows.concurrency, 1.0))[place]
+        table.fail(index[[place]], reason or "no request fits")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        priced = price(setting, rows, fitted)
+    plans, which = _plans(rows, columns, key)
+    results = results_of(setting, plans, which, gpus, key["objective"] or DEFAULTS["objective"], rows, fitted, priced)
+    return _marked(table, results, index)
+
+
+def _setting(table: _Table, key: dict[str, str | None], index: NDArray[np.intp]) -> Setting:
+    def get(name: str) -> Any:
+        value = key[name]
+        return DEFAULTS.get(name) if value is None else value
+
+    for name, allowed in CHOICES.items():
+        if key[name] is not None and key[name] not in allowed:
+            raise InputError(f"{name} must be one of {', '.join(allowed)}, found {key[name]!r}")
+    if get("model") is None:
+        raise InputError("no model: give --model or a column `model`")
+    model = load_model(get("model"))
+    hardware, engine = load_machine(get("hardware"), get("engine"))
+    gpus = table.numbers["gpus"][index]
+    product = np.prod([np.nan_to_num(table.numbers[name][index], nan=1.0) for name in ("tp", "pp", "dp", "cp")], axis=0)
+    chips = int(np.max(np.where(np.isnan(gpus), product, gpus)))
+    placement = Placement.of(hardware, chips, key["slice"])
+    listed = hardware.price.usd_per_chip_hour if hardware.price else None
+    return Setting(
+        model,
+        hardware,
+        engine,
+        placement,
+        formats_of(model, hardware, engine, key["weights"], key["kv_cache"]),
+        Structure(get("attention"), get("prefill_attention")),
+        Budget.of(hardware, engine, _positive(key, "memory_limit", parse_bytes), _positive(key, "memory_fraction", float)),
+        get("schedule"),
+        get("arrivals"),
+        _positive(key, "price", float) or listed,
+    )
+
+
+def _positive(key: dict[str, str | None], name: str, read: Callable[[str], float]) -> float | None:
+    text = key[name]
+    if text is None:
+        return None
+    try:
+        value = read(text)
+    except ValueError:
+        raise InputError(f"{name} must be a number, found {text!r}") from None
+    if not value > 0:
+        raise InputError(f"{name} must be above 0, found {text}")
+    return value
+
+
+def _check(
+    table: _Table,
+    setting: Setting,
+    key: dict[str, str | None],
+    index: NDArray[np.intp],
+    columns: dict[str, Array],
+    gpus: Array,
+    max_context: Array,
+) -> None:
+    """Marks rows that break a rule; each distinct plan and each distinct length is looked at once."""
+    degrees_of = [columns[name] for name in DEGREES]
+    first, inverse = _distinct([*degrees_of, gpus])
+    for code, (*degrees, chips) in enumerate(zip(*(column[first].astype(int).tolist() for column in [*degrees_of, gpus]), strict=True)):
+        plan = Plan(*degrees, *(key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")))
+        try:
+            placement = Placement.of(setting.hardware, chips, key["slice"])
+            reason = refusal(setting.model, setting.engine, placement, plan)
+        except (InputError, NoPlanError) as error:
+            reason = str(error)
+        if reason:
+            table.fail(index[inverse == code], reason)
+    longest = setting.model.max_context
+    for row in np.flatnonzero((columns["isl"] + columns["osl"] > longest) & (max_context == 0)):
+        try:
+            check_context(setting.model, columns["isl"][row], columns["osl"][row], None)
+        except InputError as error:
+            table.fail(index[[row]], str(error))
+
+
+def _safe(rows: Rows, sound: NDArray[np.bool_]) -> Rows:
+    """Rows with harmless numbers where something is wrong, so that the others can be priced beside them."""
+    if sound.all():
+        return rows
+    fallback = {"isl": 1.0, "osl": 1.0, "concurrency": 1.0, "max_context": 0.0}
+    names = ("tp", "pp", "dp", "isl", "osl", "concurrency", "max_context")
+    return Rows(*(np.where(sound, getattr(rows, name), fallback.get(name, 1.0)) for name in names))
+
+
+def _plans(rows: Rows, columns: dict[str, Array], key: dict[str, str | None]) -> tuple[list[Plan], NDArray[np.intp]]:
+    """(the distinct plans, index of each row's plan)."""
+    degrees = [rows.tp, rows.pp, rows.dp, columns["ep"], columns["cp"]]
+    first, which = _distinct(degrees)
+    layout = [key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")]
+    values = zip(*(column[first].astype(int).tolist() for column in degrees), strict=True)
+    return [Plan(*value, *layout) for value in values], which
+
+
+def _distinct(columns: Sequence[Array]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(a row of each distinct combination of values, index of each row's combination)."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, codes = np.unique(column, return_inverse=True)
+        if len(values) > 1:
+            _, key = np.unique(key * len(values) + codes, return_inverse=True)
+    _, first = np.unique(key, return_index=True)
+    return first, key
+
+
+def _marked(table: _Table, results: Results, index: NDArray[np.intp]) -> Results:
+    """Errors into their column; rows with one keep what was asked and lose every figure."""
+    errors = texts([table.errors[row] for row in index], len(index))
+    results.columns["error"] = errors
+    failed = np.array([error is not None for error in errors])
+    if failed.any():
+        asked = {name: table.numbers[name][index] for name in NUMBERS}
+        for name in COLUMNS[COLUMNS.index("idle_gpus") : COLUMNS.index("error")]:
+            column = results.columns[name]
+            blank = None if column.dtype == object else np.nan
+            column = column.copy()
+            column[failed] = asked[name][failed] if name in asked else blank
+            results.columns[name] = column
+        for name in ("gpus", *DEGREES):
+            column = results.columns[name].copy()
+            column[failed] = asked[name][failed]
+            results.columns[name] = column
+        label = results.columns["plan"].copy()
+        label[failed] = None
+        results.columns["plan"] = label
+    return results
+
+
+def _unpriced(table: _Table, key: dict[str, str | None], index: NDArray[np.intp]) -> Results:
+    """Rows of a group that cannot be priced at all: what was asked, and the error."""
+    count = len(index)
+    columns: dict[str, Column] = {}
+    numeric = set(NUMBERS)
+    for name in COLUMNS:
+        if name in numeric:
+            columns[name] = table.numbers[name][index]
+        elif name in key and name != "plan":
+            columns[name] = texts(key[name] if key[name] is not None else DEFAULTS.get(name), count)
+        elif name in ("plan", "bottleneck", "tie"):
+            columns[name] = texts(None, count)
+        else:
+            columns[name] = np.full(count, np.nan)
+    columns["error"] = texts([table.errors[row] for row in index], count)
+    empty = {bound: np.full(count, np.nan) for bound in ("compute", "memory", "network", "overhead", "bubble")}
+    return Results(columns, empty, dict(empty))
