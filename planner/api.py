@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planner.estimating import estimate_points
 from planner.errors import NoPlanError
+from planner.estimating import estimate_points
 from planner.plans.space import Filters
 from planner.ranking import Limits, Objective, Request, rank
 from planner.specs.catalog import load_machine, load_model
@@ -36,7 +36,7 @@ def plan(
     memory_fraction: float | None = None,
     price: float | None = None,
     filters: Filters | None = None,
-    slice: str | None = None,  # noqa: A002 (the option's name)
+    slice: str | None = None,
     pareto: bool = False,
 ) -> list[dict[str, Any]]:
     """All plans, best first, as rows with the keys of `planner.COLUMNS` (None = not applicable).

@@ -1,4 +1,4 @@
-"""Pricing plans that are given, one or a table of them: never a search, order kept, a bad row says what is wrong with it."""
+"""Pricing plans that are given, one or a table of them: no search, order kept, a bad row says what is wrong."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[s
     if name in DEFAULTS:
         numbers = np.where(np.isnan(numbers), float(DEFAULTS[name]), numbers)
     whole = np.isnan(numbers) | ((numbers >= 1) & (numbers == np.floor(numbers)) & (numbers < 2**53))
-    for row in np.flatnonzero(~whole):
+    for row in np.flatnonzero(~whole).tolist():
         if errors[row] is None:
             errors[row] = f"{name} must be a whole number of at least 1, found {column[row]}"
     return np.where(whole, numbers, np.nan)
@@ -173,7 +173,9 @@ def _coded(column: Sequence[Any] | None, count: int) -> tuple[NDArray[np.int64],
     if column is None:
         return np.zeros(count, dtype=np.int64), [None]
     if len(column) == 1:
-        return np.zeros(count, dtype=np.int64), [None if column[0] is None or not str(column[0]).strip() else str(column[0]).strip()]
+        return np.zeros(count, dtype=np.int64), [
+            None if column[0] is None or not str(column[0]).strip() else str(column[0]).strip()
+        ]
     seen: dict[Any, int] = {}
     codes = np.array([seen.setdefault(value, len(seen)) for value in column], dtype=np.int64)
     return codes, [None if value is None or not str(value).strip() else str(value).strip() for value in seen]
@@ -235,7 +237,9 @@ def _setting(table: _Table, key: dict[str, str | None], index: NDArray[np.intp])
         placement,
         formats_of(model, hardware, engine, key["weights"], key["kv_cache"]),
         Structure(get("attention"), get("prefill_attention")),
-        Budget.of(hardware, engine, _positive(key, "memory_limit", parse_bytes), _positive(key, "memory_fraction", float)),
+        Budget.of(
+            hardware, engine, _positive(key, "memory_limit", parse_bytes), _positive(key, "memory_fraction", float)
+        ),
         get("schedule"),
         get("arrivals"),
         _positive(key, "price", float) or listed,
@@ -267,8 +271,13 @@ def _check(
     """Marks rows that break a rule; each distinct plan and each distinct length is looked at once."""
     degrees_of = [columns[name] for name in DEGREES]
     first, inverse = _distinct([*degrees_of, gpus])
-    for code, (*degrees, chips) in enumerate(zip(*(column[first].astype(int).tolist() for column in [*degrees_of, gpus]), strict=True)):
-        plan = Plan(*degrees, *(key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")))
+    for code, (*degrees, chips) in enumerate(
+        zip(*(column[first].astype(int).tolist() for column in [*degrees_of, gpus]), strict=True)
+    ):
+        plan = Plan(
+            *degrees,
+            *(key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")),
+        )
         try:
             placement = Placement.of(setting.hardware, chips, key["slice"])
             reason = refusal(setting.model, setting.engine, placement, plan)

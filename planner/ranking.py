@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ PUBLISHED_ERROR = 0.10
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What a plan must keep; none = no limit. Seconds and bytes."""
 
     ttft: float | None = None
@@ -42,25 +40,23 @@ class Limits:
     memory_fraction: float | None = None
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One question to the planner: what to serve, on what, for which goal, within which limits."""
 
     model: Model
     hardware: Hardware
     engine: Engine
     gpus: int
-    workload: Workload = field(default_factory=Workload)
+    workload: Workload = Workload()
     objective: Objective = "latency"
-    limits: Limits = field(default_factory=Limits)
-    filters: Filters = field(default_factory=Filters)
+    limits: Limits = Limits()
+    filters: Filters = Filters()
     usd_per_chip_hour: float | None = None
     slice: str | None = None
     pareto: bool = False
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(NamedTuple):
     """Plans in order, the refused ones, and how many were looked at."""
 
     request: Request
@@ -79,7 +75,12 @@ def check(request: Request) -> None:
         InputError: a number that must be above zero is not, or a context beyond the model's.
     """
     work = request.workload
-    for option, value in (("--gpus", request.gpus), ("--isl", work.isl), ("--osl", work.osl), ("--concurrency", work.concurrency)):
+    for option, value in (
+        ("--gpus", request.gpus),
+        ("--isl", work.isl),
+        ("--osl", work.osl),
+        ("--concurrency", work.concurrency),
+    ):
         if value is not None and value < 1:
             raise InputError(f"{option} must be at least 1, found {value}")
     check_context(request.model, work.isl, work.osl, work.max_context)
@@ -93,8 +94,8 @@ def check_context(model: Model, isl: float, osl: float, max_context: float | Non
     """
     if not max_context and isl + osl > model.max_context:
         raise InputError(
-            f"isl {isl:.0f} + osl {osl:.0f} = {isl + osl:.0f} tokens is more than {model.name}'s context of {model.max_context}; "
-            f"shorten them, or give --max-context if the deployment extends it"
+            f"isl {isl:.0f} + osl {osl:.0f} = {isl + osl:.0f} tokens is more than {model.name}'s context of "
+            f"{model.max_context}; shorten them, or give --max-context if the deployment extends it"
         )
 
 
@@ -128,7 +129,9 @@ def _ranked(request: Request) -> Ranking:
         return Ranking(request, placement, _nothing(), refused, len(plans), 0)
     results, dropped = _within(Results.joined(found), request.limits)
     refused += dropped
-    results = _pareto(results) if request.pareto else _ordered(_best_of_each(results, request.objective), request.objective)
+    results = (
+        _pareto(results) if request.pareto else _ordered(_best_of_each(results, request.objective), request.objective)
+    )
     results.columns["rank"] = np.arange(1, len(results) + 1, dtype=float)
     results.columns["tie"] = _ties(results, request.objective)
     return Ranking(request, placement, results, refused, len(plans), points)
@@ -164,7 +167,9 @@ def _price_alike(
 
     def rows_of(which: NDArray[np.intp], concurrency: Array | float) -> Rows:
         degrees = {name: np.array([getattr(plan, name) for plan in plans])[which] for name in ("tp", "pp", "dp")}
-        return Rows.of(**degrees, isl=work.isl, osl=work.osl, concurrency=concurrency, max_context=work.max_context or 0)
+        return Rows.of(
+            **degrees, isl=work.isl, osl=work.osl, concurrency=concurrency, max_context=work.max_context or 0
+        )
 
     asked = work.concurrency
     if asked is None and request.objective not in SEARCHED and not request.pareto:
@@ -180,7 +185,7 @@ def _price_alike(
         which, concurrency = _loads(which, first.max_concurrency[which])
     rows = rows_of(which, concurrency)
     fitted = fit(setting, rows, clip=False)
-    gpus = np.full(len(rows), float(request.gpus))
+    gpus = np.full(rows.length, float(request.gpus))
     priced = price(setting, rows, fitted)
     return results_of(setting, plans, which, gpus, request.objective, rows, fitted, priced), refused
 
@@ -208,8 +213,8 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
             )
         elif beyond[index]:
             reasons[index] = (
-                f"the budget of {limit / GIB:.1f} GiB leaves no room for the {fitted.outside[index] / GIB:.1f} GiB that the engine "
-                f"takes outside it on a chip of {setting.budget.chip / GIB:.1f} GiB"
+                f"the budget of {limit / GIB:.1f} GiB leaves no room for the {fitted.outside[index] / GIB:.1f} GiB "
+                f"that the engine takes outside it on a chip of {setting.budget.chip / GIB:.1f} GiB"
             )
         else:
             reasons[index] = (
@@ -261,7 +266,11 @@ def _order(results: Results, objective: str) -> NDArray[np.intp]:
     value = metric(results, objective)
     with np.errstate(divide="ignore", invalid="ignore"):
         digits = 9 - np.ceil(np.log10(np.abs(value)))
-    value = np.where(np.isfinite(value) & (value > 0), np.round(value * 10.0 ** np.nan_to_num(digits)) / 10.0 ** np.nan_to_num(digits), value)
+    value = np.where(
+        np.isfinite(value) & (value > 0),
+        np.round(value * 10.0 ** np.nan_to_num(digits)) / 10.0 ** np.nan_to_num(digits),
+        value,
+    )
     used = results["gpus"] - results["idle_gpus"]
     text = results["plan"].astype(str)
     return np.lexsort((text, results["tp"], used, -results["max_concurrency"], value))
@@ -270,9 +279,10 @@ def _order(results: Results, objective: str) -> NDArray[np.intp]:
 def _best_of_each(results: Results, objective: str) -> Results:
     """The best row of every plan: its best batch size."""
     order = _order(results, objective)
-    labels = results["plan"][order]
-    _, first = np.unique(labels.astype(str), return_index=True)
-    return results.take(order[np.sort(first)])
+    first: dict[str, int] = {}
+    for row in order.tolist():
+        first.setdefault(results["plan"][row], row)
+    return results.take(np.array(list(first.values())))
 
 
 def _ordered(results: Results, objective: str) -> Results:
@@ -297,7 +307,7 @@ def _ties(results: Results, objective: str) -> NDArray[np.object_]:
 
 
 def why_none(request: Request, refused: list[Refused]) -> str:
-    """The sentence for exit 3: which limit, the numbers, what the best plan reaches, the smallest change that would do."""
+    """The sentence for exit 3: which limit, the numbers, what the best plan reaches, what change would do."""
     slo = [item for item in refused if item.limit == "slo"]
     memory = [item for item in refused if item.limit == "memory"]
     where = f"{request.model.name} on {request.gpus} x {request.hardware.name}"
@@ -305,7 +315,9 @@ def why_none(request: Request, refused: list[Refused]) -> str:
         return f"no plan for {where} keeps the limits on time. {_reachable(request)}"
     if memory:
         closest = memory[-1] if request.filters.tp else min(memory, key=_shortage)
-        return f"no plan for {where} fits in memory. Closest: {closest.plan.label}: {closest.reason}. {_roomier(request)}"
+        return (
+            f"no plan for {where} fits in memory. Closest: {closest.plan.label}: {closest.reason}. {_roomier(request)}"
+        )
     if refused:
         return f"no plan for {where} is valid. {refused[-1].plan.label}: {refused[-1].reason}"
     return f"no plan for {where} is left by the filters"
@@ -319,7 +331,9 @@ def _shortage(refused: Refused) -> tuple[bool, float]:
 
 def _reachable(request: Request) -> str:
     """What is reached without the limits, each alone and what all of them need."""
-    free = _ranked(replace(request, limits=replace(request.limits, ttft=None, tpot=None, latency=None), objective="latency"))
+    free = _ranked(
+        request._replace(limits=request.limits._replace(ttft=None, tpot=None, latency=None), objective="latency")
+    )
     sentences = []
     for name in ("ttft", "tpot", "latency"):
         limit = getattr(request.limits, name)
@@ -328,33 +342,46 @@ def _reachable(request: Request) -> str:
         column = free.results[f"{name}_ms"].astype(float)
         best = int(np.nanargmin(column))
         if column[best] > limit / MS:
-            sentences.append(f"--max-{name} {limit / MS:g}: the best is {column[best]:.4g} ms by {free.results['plan'][best]}")
+            sentences.append(
+                f"--max-{name} {limit / MS:g}: the best is {column[best]:.4g} ms by {free.results['plan'][best]}"
+            )
     if not sentences:
         return "Each is reachable alone, but no plan keeps all of them; the fastest is " + str(free.results["plan"][0])
     reach = "; ".join(sentences)
-    return f"{reach}. The smallest change that would do: raise the limit to that, or try fewer requests at once, other chips or --weights fp8"
+    return (
+        f"{reach}. The smallest change that would do: raise the limit to that, or try fewer requests at once, "
+        f"other chips or --weights fp8"
+    )
 
 
 def _roomier(request: Request) -> str:
     """The fewest chips and the weight formats with which some plan would fit."""
-    bare = replace(request, limits=replace(request.limits, ttft=None, tpot=None, latency=None), slice=None)
+    bare = request._replace(limits=request.limits._replace(ttft=None, tpot=None, latency=None), slice=None)
     changes = []
     if not any((request.filters.tp, request.filters.pp, request.filters.dp)):
-        sizes = [n for n in range(request.gpus + 1, 4 * request.gpus + 17)] if request.gpus <= 16 else [2 * request.gpus, 4 * request.gpus, 8 * request.gpus]
-        enough = next((n for n in sizes if _has_plan(replace(bare, gpus=n))), None)
+        sizes = (
+            list(range(request.gpus + 1, 4 * request.gpus + 17))
+            if request.gpus <= 16
+            else [2 * request.gpus, 4 * request.gpus, 8 * request.gpus]
+        )
+        enough = next((n for n in sizes if _has_plan(bare._replace(gpus=n))), None)
         if enough:
             changes.append(f"--gpus {enough}")
     stored = request.workload.weights or request.model.weights
     for dtype in ("fp8", "int4"):
-        if dtype != stored and _has_plan(replace(bare, workload=replace(request.workload, weights=dtype))):
+        if dtype != stored and _has_plan(bare._replace(workload=request.workload._replace(weights=dtype))):
             changes.append(f"--weights {dtype}")
             break
     concurrency = request.workload.concurrency or 1
     while concurrency > 1 and not changes:
         concurrency //= 2
-        if _has_plan(replace(bare, workload=replace(request.workload, concurrency=concurrency))):
+        if _has_plan(bare._replace(workload=request.workload._replace(concurrency=concurrency))):
             changes.append(f"--concurrency {concurrency}")
-    return f"The smallest change that would do: {' or '.join(changes)}" if changes else "No number of chips or weight format within reach would do"
+    return (
+        f"The smallest change that would do: {' or '.join(changes)}"
+        if changes
+        else "No number of chips or weight format within reach would do"
+    )
 
 
 def _has_plan(request: Request) -> bool:

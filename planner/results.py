@@ -24,9 +24,10 @@ COLUMNS = (
 )  # fmt: skip
 PRICED = COLUMNS[COLUMNS.index("ttft_ms") : COLUMNS.index("mfu_decode") + 1]
 MEMORY = COLUMNS[COLUMNS.index("weights_gib") : COLUMNS.index("max_concurrency") + 1]
-WHOLE = frozenset(
-    "rank gpus tp pp dp ep cp idle_gpus concurrency batch_per_replica isl osl kv_capacity_tokens max_concurrency".split()
-)
+WHOLE = frozenset((
+    "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
+    "kv_capacity_tokens", "max_concurrency",
+))  # fmt: skip
 """Columns of whole numbers."""
 
 Column = NDArray[Any]
@@ -117,7 +118,7 @@ def results_of(
         fitted: its memory.
         priced: its times.
     """
-    count = len(rows)
+    count = rows.length
     none, nan = texts(None, count), np.full(count, np.nan)
     chip, formats = setting.hardware.chip, setting.formats
     tokens = priced.requests_per_s * rows.osl
@@ -180,13 +181,13 @@ def results_of(
 
 
 def _by_bound(parts: Parts) -> dict[str, Column]:
-    return dict(zip(BOUNDS, parts.values, strict=True))
+    return dict(zip(BOUNDS, parts, strict=True))
 
 
 def bottleneck(priced: Estimates, objective: str) -> Column:
     """The largest part of TPOT (of TTFT for that objective, or where there is no TPOT)."""
-    ttft = np.stack(priced.ttft_parts.values).argmax(axis=0)
-    tpot = np.stack(priced.tpot_parts.values).argmax(axis=0)
+    ttft = np.stack(priced.ttft_parts).argmax(axis=0)
+    tpot = np.stack(priced.tpot_parts).argmax(axis=0)
     largest = ttft if objective == "ttft" else np.where(np.isfinite(priced.tpot), tpot, ttft)
     names: Column = np.array(BOUNDS, dtype=object)[largest]
     names[~np.isfinite(priced.latency)] = None

@@ -35,5 +35,7 @@ def parse_bytes(text: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     factor = _BYTES.get(match[2].lower()) if match else None
     if match is None or factor is None or float(match[1]) <= 0:
-        raise InputError(f"{text!r} is not a size of memory: expected a positive number with a unit, as in 72GiB or 80GB")
+        raise InputError(
+            f"{text!r} is not a size of memory: expected a positive number with a unit, as in 72GiB or 80GB"
+        )
     return float(match[1]) * factor

@@ -6,7 +6,7 @@ nccl-tests doc/PERFORMANCE.md for the factors, Pope et al. 2022 appendix A.1, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,16 +56,15 @@ def steps(algorithm: str, op: str, ranks: Num, domains: Num) -> tuple[Num, Num]:
     return 0.0, 1.0  # one shot, in-switch, direct: all ranks at once
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """A placement with the engine that uses it: prices transfers. Group sizes are few, so each is priced apart."""
 
     placement: Placement
     engine: Engine
 
     def price(self, transfer: Transfer, groups: Groups) -> Num:
-        """Seconds of a transfer's collectives, `count` of them, in groups of these sizes (one group a row)."""
-        return transfer.count * self.over(transfer.op, groups, transfer.bytes)
+        """Seconds of a transfer's collectives, `times` of them, in groups of these sizes (one group a row)."""
+        return transfer.times * self.over(transfer.op, groups, transfer.bytes)
 
     def seconds(self, op: str, ranks: Num, size: Num) -> Array:
         """Seconds of one collective; `ranks` and `size` are numbers or arrays that broadcast (see `over`)."""
@@ -85,8 +84,8 @@ class Network:
         """
         size = np.asarray(size, dtype=float)
         if len(groups.rows) == 1:
-            return self._busy(op, groups.rows[0][0], np.broadcast_to(size, (groups.count,)))
-        result = np.zeros(groups.count)
+            return self._busy(op, groups.rows[0][0], np.broadcast_to(size, (groups.total,)))
+        result = np.zeros(groups.total)
         for ranks, rows in groups.rows:
             if ranks > 1:
                 result[rows] = self._busy(op, ranks, size[rows] if size.ndim else np.broadcast_to(size, rows.shape))
@@ -112,7 +111,9 @@ class Network:
         for rule in self.engine.collectives:
             if rule.op != op or rule.span not in ("any", span) or (rule.ranks and ranks not in rule.ranks):
                 continue
-            rows = [row for kernel in rule.kernels for row in hardware.collective(kernel, op, hardware.network[level].name)]
+            rows = [
+                row for kernel in rule.kernels for row in hardware.collective(kernel, op, hardware.network[level].name)
+            ]
             if not rows:
                 continue
             fits = waiting if rule.max_kib is None else waiting & (size <= rule.max_kib * KIB)
@@ -153,7 +154,9 @@ class Network:
         inside = ranks // domains
         phases = np.zeros(size.shape)
         if inside > 1:
-            phases = self._on_level("reduce_scatter", level - 1, inside, size) + self._on_level("all_gather", level - 1, inside, size)
+            phases = self._on_level("reduce_scatter", level - 1, inside, size) + self._on_level(
+                "all_gather", level - 1, inside, size
+            )
         sent = sent_bytes("ring", "all_reduce", domains, size / inside)
         latency = (row.base_us + steps("ring", "all_reduce", domains, domains)[1] * (row.hop_us or 0.0)) * US
         across = pnorm([latency, sent / (self._bandwidth(level, domains) * row.bandwidth_fraction)], row.p)
@@ -190,17 +193,16 @@ class Network:
         return here.link
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(NamedTuple):
     """Rows by the size of their group: (ranks, indices of the rows)."""
 
-    count: int
+    total: int
     rows: tuple[tuple[int, NDArray[np.intp]], ...]
 
     @classmethod
     def of(cls, ranks: NDArray[np.int_]) -> Groups:
         """The groups of an array of sizes."""
-        sizes = np.unique(ranks)
+        sizes = np.flatnonzero(np.bincount(ranks))
         return cls(len(ranks), tuple((int(size), np.flatnonzero(ranks == size)) for size in sizes))
 
 

@@ -7,8 +7,7 @@ pipeline stage does carries its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,16 +22,15 @@ Kind = Literal["gemm", "attention_prefill", "attention_decode", "elementwise"]
 Place = Literal["layer", "first", "last"]
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """Kernels of one kind on one rank; the quantities are those of one kernel, of which there are `count`."""
+class Operation(NamedTuple):
+    """Kernels of one kind on one rank; the quantities are those of one kernel, which runs `times` times."""
 
     name: str
     kind: Kind
     dtype: str
     """The arithmetic it runs in."""
     place: Place = "layer"
-    count: float = 1
+    times: float = 1
     flops: Num = 0.0
     weight_bytes: Num = 0.0
     activation_bytes: Num = 0.0
@@ -43,8 +41,7 @@ class Operation:
     """Tokens a decode row attends to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """Collectives of one kind in the tensor-parallel group.
 
     `bytes` is the whole buffer: the tensor that is reduced, the gathered output, or what a rank holds before an
@@ -55,11 +52,10 @@ class Transfer:
     op: CollectiveOp
     bytes: Num
     place: Place = "layer"
-    count: float = 1
+    times: float = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """What one forward pass processes on one replica (or one microbatch of it): at least one token."""
 
     decode_rows: Num
@@ -82,8 +78,7 @@ class Pass:
         return self.decode_rows + self.prefill_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Formats:
+class Formats(NamedTuple):
     """Number formats of a run and the arithmetic they lead to on a chip."""
 
     weights: Dtype
@@ -94,8 +89,7 @@ class Formats:
     """16-bit arithmetic of the chip."""
 
 
-@dataclass(frozen=True, slots=True)
-class Structure:
+class Structure(NamedTuple):
     """What decides which operations and transfers there are at all."""
 
     attention: str = "heads"
@@ -123,7 +117,9 @@ def count(
     return operations, _transfers(model, engine, shard, work, structure)
 
 
-def _gemm(name: str, rows: Num, inner: Num, outer: Num, weight_bytes: Num, dtype: str, place: Place = "layer") -> Operation:
+def _gemm(
+    name: str, rows: Num, inner: Num, outer: Num, weight_bytes: Num, dtype: str, place: Place = "layer"
+) -> Operation:
     """A product [rows, inner] x [inner, outer]."""
     return Operation(
         name,
@@ -141,7 +137,9 @@ def _projections(model: Model, shard: Shard, work: Pass, formats: Formats) -> li
     each, rows, dtype = formats.weights.bytes, work.tokens, formats.compute
     inputs = model.ffn.inputs * shard.ffn
     return [
-        _gemm("qkv", rows, d, (shard.heads + 2 * shard.kv_heads) * dh, weights.qkv * each + weights.qkv_bias * ACT, dtype),
+        _gemm(
+            "qkv", rows, d, (shard.heads + 2 * shard.kv_heads) * dh, weights.qkv * each + weights.qkv_bias * ACT, dtype
+        ),
         _gemm("out", rows, shard.heads * dh, d, weights.out * each + weights.out_bias * ACT, dtype),
         _gemm("gate_up", rows, d, inputs, weights.gate_up * each + weights.gate_up_bias * ACT, dtype),
         _gemm("down", rows, shard.ffn, d, weights.down * each + weights.down_bias * ACT, dtype),
@@ -191,7 +189,12 @@ def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> li
     kv_write = rows * 2 * shard.kv_heads * dh * formats.kv.bytes
     operations = [
         Operation(
-            "norm", "elementwise", native, count=model.norm.per_layer, weight_bytes=norm_bytes, activation_bytes=rows * d * 4 * ACT
+            "norm",
+            "elementwise",
+            native,
+            times=model.norm.per_layer,
+            weight_bytes=norm_bytes,
+            activation_bytes=rows * d * 4 * ACT,
         ),
         Operation("rope, KV write", "elementwise", native, activation_bytes=rows * qkv * 2 * ACT + kv_write),
         Operation(
@@ -200,13 +203,15 @@ def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> li
     ]
     if model.attention.qk_norm:
         operations.append(
-            Operation("qk norm", "elementwise", native, weight_bytes=2 * dh * ACT, activation_bytes=rows * qkv * 2 * ACT)
+            Operation(
+                "qk norm", "elementwise", native, weight_bytes=2 * dh * ACT, activation_bytes=rows * qkv * 2 * ACT
+            )
         )
     return operations
 
 
 def _ends(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
-    """Embedding before the first layer; last norm, output matrix and sampling behind the last, for rows that need logits."""
+    """Embedding before the first layer; behind the last its norm, and for rows that need logits head and sampling."""
     d, native = model.hidden, formats.native
     logits = work.decode_rows + work.prompts_ended
     return [
@@ -216,7 +221,7 @@ def _ends(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Oper
             "elementwise",
             native,
             "last",
-            count=model.norm.final,
+            times=model.norm.final,
             weight_bytes=final_norm_elements(model) * ACT,
             activation_bytes=work.tokens * d * 4 * ACT,
         ),
@@ -228,7 +233,7 @@ def _ends(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Oper
 def _transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure: Structure) -> list[Transfer]:
     d, dh, attention, rows = model.hidden, model.attention.head_dim, model.attention, work.tokens
     residual = rows * d * ACT
-    transfers = [Transfer("all-reduce", "all_reduce", residual, count=1 if model.parallel_block else 2)]
+    transfers = [Transfer("all-reduce", "all_reduce", residual, times=1 if model.parallel_block else 2)]
     if engine.embedding_all_reduce:
         transfers.append(Transfer("embedding all-reduce", "all_reduce", residual, "first"))
     logits = (work.decode_rows + work.prompts_ended) * shard.vocab * shard.tp * ACT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,22 +15,22 @@ from planner.specs.model import Model
 from planner.units import GIB
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(NamedTuple):
     """Bytes a chip gives to weights, KV and the runtime inside the engine's budget."""
 
     limit: float
     chip: float
 
     @classmethod
-    def of(cls, hardware: Hardware, engine: Engine, limit: float | None = None, fraction: float | None = None) -> Budget:
+    def of(
+        cls, hardware: Hardware, engine: Engine, limit: float | None = None, fraction: float | None = None
+    ) -> Budget:
         """The engine's fraction of the chip, another fraction, or a limit in bytes."""
         chip = hardware.chip.memory_bytes
         return cls(limit if limit is not None else chip * (fraction or engine.memory.fraction), chip)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """Memory of a replica's chips before any request runs.
 
     Tuples hold the first, a middle and the last pipeline stage; a stage that does not exist has no layers.

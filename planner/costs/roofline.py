@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from planner.units import US
 BOUNDS = ("compute", "memory", "network", "overhead", "bubble")
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """Seconds by what is waited for; they add up to the whole."""
 
     compute: Num = 0.0
@@ -26,14 +25,9 @@ class Parts:
     bubble: Num = 0.0
 
     @property
-    def values(self) -> tuple[Num, ...]:
-        """The five parts in the order of BOUNDS."""
-        return self.compute, self.memory, self.network, self.overhead, self.bubble
-
-    @property
     def total(self) -> Num:
         """Seconds in all."""
-        present = [value for value in self.values if not _absent(value)]
+        present = [value for value in self if not _absent(value)]
         return sum(present[1:], present[0]) if present else 0.0
 
     def __add__(self, other: Parts) -> Parts:
@@ -46,12 +40,14 @@ class Parts:
         )
 
     def __mul__(self, factor: Num) -> Parts:
-        return Parts(*(0.0 if _absent(value) else value * factor for value in self.values))
+        return Parts(*(0.0 if _absent(value) else value * factor for value in self))
 
     def where(self, mask: Num, other: Parts) -> Parts:
         """Self where the mask holds, other elsewhere."""
-        pairs = zip(self.values, other.values, strict=True)
-        return Parts(*(0.0 if _absent(mine) and _absent(theirs) else np.where(mask, mine, theirs) for mine, theirs in pairs))
+        pairs = zip(self, other, strict=True)
+        return Parts(
+            *(0.0 if _absent(mine) and _absent(theirs) else np.where(mask, mine, theirs) for mine, theirs in pairs)
+        )
 
 
 def _absent(value: Num) -> bool:
@@ -66,7 +62,7 @@ def plus(left: Num, right: Num) -> Num:
     return right if _absent(left) else left + right
 
 
-assert tuple(field.name for field in fields(Parts)) == BOUNDS
+assert Parts._fields == BOUNDS
 
 
 def resources(hardware: Hardware, operation: Operation) -> tuple[Num, Num, KernelConstants]:
@@ -86,7 +82,7 @@ def resources(hardware: Hardware, operation: Operation) -> tuple[Num, Num, Kerne
 
 
 def price_operation(hardware: Hardware, operation: Operation) -> Parts:
-    """Seconds of an operation's kernels, `count` of them, by what they wait for.
+    """Seconds of an operation's kernels, `times` of them, by what they wait for.
 
     t = t0 + c log2(1 + context/64) + || compute, memory, items ||_p, charged where there is work.
     """
@@ -105,5 +101,7 @@ def price_operation(hardware: Hardware, operation: Operation) -> Parts:
         overhead = overhead * working
     if constants.item_us:
         overhead = overhead + shares[-1]
-    parts = Parts(compute=shares[1] if constants.compute_fraction is not None else 0.0, memory=shares[0], overhead=overhead)
-    return parts if operation.count == 1 else parts * operation.count
+    parts = Parts(
+        compute=shares[1] if constants.compute_fraction is not None else 0.0, memory=shares[0], overhead=overhead
+    )
+    return parts if operation.times == 1 else parts * operation.times

@@ -7,7 +7,7 @@ are prefilled once each, so that tpot = D(b) + (b - 1) E / (osl - 1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from planner.costs.collectives import Network
 from planner.costs.layers import Formats, Pass, Structure, causal_pairs
 from planner.costs.memory import Budget, Room, held_tokens, needed_tokens, room
-from planner.costs.roofline import BOUNDS, Parts
+from planner.costs.roofline import Parts
 from planner.costs.step import PassTime, Replica, pass_time
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
@@ -30,8 +30,7 @@ BLOCK_ROWS = 16384  # rows priced at once: their arrays stay in the cache
 WAVE_SHARE = 0.5  # share of the prefill stall that lands in TPOT when requests arrive in waves
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """Everything that is the same for all rows of one call of `price`."""
 
     model: Model
@@ -57,8 +56,7 @@ def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | 
     return Formats(stored, kv_dtype(cache), hardware.chip.compute_dtype(stored.compute), hardware.chip.native_dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows to price: arrays of equal length, whole numbers as floats."""
 
     tp: Array
@@ -74,20 +72,20 @@ class Rows:
     def of(cls, **columns: Num) -> Rows:
         """Rows of columns that broadcast; `max_context` may be left out."""
         columns.setdefault("max_context", 0.0)
-        order = [field.name for field in fields(cls)]
-        arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in order))
+        arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
         return cls(*arrays)
 
-    def __len__(self) -> int:
+    @property
+    def length(self) -> int:
+        """How many rows."""
         return len(self.tp)
 
     def part(self, start: int, stop: int) -> Rows:
         """Rows start .. stop."""
-        return Rows(*(getattr(self, field.name)[start:stop] for field in fields(self)))
+        return Rows(*(column[start:stop] for column in self))
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """What memory allows: bytes of the fullest chip and how many requests run."""
 
     batch: Array
@@ -138,8 +136,7 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Estimates:
+class Estimates(NamedTuple):
     """Results, arrays over rows; seconds, bytes, tokens, dollars. NaN = not applicable."""
 
     batch: Array
@@ -157,20 +154,21 @@ class Estimates:
 def price(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
     """Latency and throughput of every row, in blocks; rows whose batch is 0 come out as NaN."""
     blocks = []
-    for start in range(0, len(rows), BLOCK_ROWS):
-        stop = min(start + BLOCK_ROWS, len(rows))
-        blocks.append(_price_block(setting, rows.part(start, stop), fitted.batch[start:stop], fitted.running[start:stop]))
+    for start in range(0, rows.length, BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, rows.length)
+        blocks.append(
+            _price_block(setting, rows.part(start, stop), fitted.batch[start:stop], fitted.running[start:stop])
+        )
     return blocks[0] if len(blocks) == 1 else _joined(blocks)
 
 
 def _joined(blocks: list[Estimates]) -> Estimates:
     columns: dict[str, Array | Parts] = {}
-    for field in fields(Estimates):
-        values = [getattr(block, field.name) for block in blocks]
+    for name, *values in zip(Estimates._fields, *blocks, strict=True):
         if isinstance(values[0], Parts):
-            columns[field.name] = Parts(*(np.concatenate([getattr(value, bound) for value in values]) for bound in BOUNDS))
+            columns[name] = Parts(*(np.concatenate(parts) for parts in zip(*values, strict=True)))
         else:
-            columns[field.name] = np.concatenate(values)
+            columns[name] = np.concatenate(values)
     return Estimates(**columns)  # type: ignore[arg-type]
 
 
@@ -225,13 +223,13 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> 
         requests_per_s=running / residence * empty,
         mfu_prefill=useful * prefill_rows / (chips * peak * prefill.total) * empty,
         mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
-        ttft_parts=_filled(ttft, len(rows)),
-        tpot_parts=_filled(tpot, len(rows)),
+        ttft_parts=_filled(ttft, rows.length),
+        tpot_parts=_filled(tpot, rows.length),
     )
 
 
 def _filled(parts: Parts, rows: int) -> Parts:
-    return Parts(*(np.broadcast_to(np.asarray(getattr(parts, bound), dtype=float), (rows,)) for bound in BOUNDS))
+    return Parts(*(np.broadcast_to(np.asarray(part, dtype=float), (rows,)) for part in parts))
 
 
 def _pipelined(time: PassTime, microbatches: Array) -> Parts:

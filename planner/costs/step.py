@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from planner.specs.model import Model
 from planner.units import US
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Replica:
     """Replicas of one structure, over arrays of degrees: what a pass is counted and priced for."""
 
@@ -49,8 +50,7 @@ class Replica:
         return Stages.of(self.model, self.pp)
 
 
-@dataclass(frozen=True, slots=True)
-class PassTime:
+class PassTime(NamedTuple):
     """Seconds of one pass: through all stages one after the other, and on the slowest stage alone."""
 
     whole: Parts
@@ -64,7 +64,11 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     """
     stages = replica.stages
     layer, first, last = _segments(replica, replica.shard, work)
-    host = Parts(overhead=(replica.engine.host.step_us + replica.engine.host.per_sequence_us * work.decode_rows) * US * np.ones_like(stages.pp))
+    host = Parts(
+        overhead=(replica.engine.host.step_us + replica.engine.host.per_sequence_us * work.decode_rows)
+        * US
+        * np.ones_like(stages.pp)
+    )
     alone = stages.pp == 1
     stage_first = _settle(replica.hardware, layer * stages.first + first + last * alone) + host
     if np.all(alone):
@@ -95,7 +99,7 @@ def _operation(hardware: Hardware, operation: Operation) -> Parts:
     if hardware.roofline == "per_op":
         return price_operation(hardware, operation)
     compute, memory, _ = resources(hardware, operation)
-    return Parts(compute=compute * operation.count, memory=memory * operation.count)
+    return Parts(compute=compute * operation.times, memory=memory * operation.times)
 
 
 def _settle(hardware: Hardware, stage: Parts) -> Parts:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +14,7 @@ Num = Any
 """A number or an array of numbers; arrays broadcast."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """One rank's share of a tensor-parallel group: local sizes, numbers or arrays over plans."""
 
     tp: Num
@@ -43,8 +41,7 @@ class Shard:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
+class LayerWeights(NamedTuple):
     """Elements of one layer on one rank: matrices (which take the dtype of the weights) and vectors (16 bit)."""
 
     qkv: Num
@@ -109,7 +106,9 @@ def parameters(model: Model) -> int:
     """Parameters of the model; tied embeddings count once."""
     whole = Shard.of(model, 1)
     layer = layer_weights(model, whole)
-    total = model.layers * (layer.matrices + layer.vectors) + embedding_elements(model, whole) + final_norm_elements(model)
+    total = (
+        model.layers * (layer.matrices + layer.vectors) + embedding_elements(model, whole) + final_norm_elements(model)
+    )
     return int(total + (0 if model.tied_embeddings else head_elements(model, whole)))
 
 
@@ -119,8 +118,7 @@ def matmul_parameters(model: Model) -> float:
     return float(model.layers * layer_weights(model, whole).matrices + head_elements(model, whole))
 
 
-@dataclass(frozen=True, slots=True)
-class Stages:
+class Stages(NamedTuple):
     """How the layers divide over pipeline stages: first, last and the fullest of those between."""
 
     pp: Num

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ from planner.specs.hardware import Hardware, NetworkLevel, Slice
 Num = Any
 
 
-@dataclass(frozen=True, slots=True)
-class TorusGroup:
+class TorusGroup(NamedTuple):
     """A box of chips on a torus that one collective runs over.
 
     Args:
@@ -33,7 +32,7 @@ class TorusGroup:
     mean_hops: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Placement:
     """The machine that a deployment gets: a number of chips, as a torus slice where the hardware is one.
 
@@ -61,13 +60,17 @@ class Placement:
         if wanted_slice is not None:
             chosen = next((shape for shape in legal if str(shape) == wanted_slice.lower()), None)
             if chosen is None:
-                raise InputError(f"--slice {wanted_slice}: not a slice of {hardware.name}; legal are {', '.join(map(str, legal))}")
+                raise InputError(
+                    f"--slice {wanted_slice}: not a slice of {hardware.name}; legal are {', '.join(map(str, legal))}"
+                )
             if chosen.chips != gpus:
                 raise InputError(f"--slice {wanted_slice}: has {chosen.chips} chips, but --gpus is {gpus}")
             return cls(hardware, gpus, chosen)
         fitting = [shape for shape in legal if shape.chips <= gpus]
         if not fitting:
-            raise NoPlanError(f"{hardware.name}: the smallest slice has {min(shape.chips for shape in legal)} chips, --gpus is {gpus}")
+            raise NoPlanError(
+                f"{hardware.name}: the smallest slice has {min(shape.chips for shape in legal)} chips, --gpus is {gpus}"
+            )
         return cls(hardware, gpus, max(fitting, key=lambda shape: shape.chips))
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from planner.errors import InputError
 
@@ -14,8 +14,7 @@ _DEGREES = ("tp", "pp", "dp", "ep", "cp")
 _TOKEN = re.compile(r"(TP|PP|DP|EP|CP)([1-9][0-9]*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """One choice for each dimension. A replica is tp x pp x cp chips; dp copies stand side by side.
 
     `attention` shards attention and its KV cache over heads or over the batch while decoding,
@@ -44,13 +43,16 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """`TP8xPP2xDP2`: ones left out, `TP1` for a single chip, further dimensions behind."""
+        """`TP8xPP2xDP2`: ones left out, `TP1` for a single chip, `/batch` behind where attention is not over heads.
+
+        A second `/batch` says the same of prefill.
+        """
         parts = [f"{name.upper()}{getattr(self, name)}" for name in _DEGREES if getattr(self, name) > 1]
         text = "x".join(parts) or "TP1"
-        if self.attention != "heads":
-            text += f"+attn:{self.attention}"
+        if (self.attention, self.prefill_attention) != ("heads", "heads"):
+            text += f"/{self.attention}"
         if self.prefill_attention != "heads":
-            text += f"+prefill-attn:{self.prefill_attention}"
+            text += f"/{self.prefill_attention}"
         return text
 
     def __str__(self) -> str:
@@ -63,18 +65,15 @@ class Plan:
         Raises:
             InputError: not a label.
         """
-        head, *suffixes = text.strip().split("+")
+        head, *sharding = text.strip().split("/")
         found: dict[str, int] = {}
         for token in head.upper().split("X"):
             match = _TOKEN.fullmatch(token)
             if match is None or match[1].lower() in found:
                 raise InputError(f"{text!r} is not a plan: expected degrees joined by x, each once, as in TP8xPP2xDP2")
             found[match[1].lower()] = int(match[2])
-        plan = cls(**found)
-        for suffix in suffixes:
-            key, _, value = suffix.partition(":")
-            field = {"attn": "attention", "prefill-attn": "prefill_attention"}.get(key)
-            if field is None or value not in ATTENTION:
-                raise InputError(f"{text!r} is not a plan: expected +attn:heads|batch or +prefill-attn:heads|batch after the degrees")
-            plan = replace(plan, **{field: value})
-        return plan
+        if len(sharding) > 2 or not set(sharding) <= set(ATTENTION):
+            raise InputError(
+                f"{text!r} is not a plan: behind the degrees expected /heads or /batch, a second one for prefill"
+            )
+        return cls(**found, **dict(zip(("attention", "prefill_attention"), sharding, strict=False)))  # type: ignore[arg-type]

@@ -73,7 +73,9 @@ def _attention(model: Model, engine: Engine, placement: Placement, plan: Plan) -
         if wanted not in engine.attention:
             return f"engine {engine.name} cannot shard attention over {wanted}; it offers {', '.join(engine.attention)}"
     if plan.prefill_attention == "batch" and plan.attention != "batch":
-        return "a prefill over the batch writes KV by request, which a decode over heads cannot read; use attention batch for both"
+        return (
+            "a prefill over the batch writes KV by request, which a decode over heads cannot read: use batch for both"
+        )
     return None
 
 
@@ -82,7 +84,9 @@ def _chips(model: Model, engine: Engine, placement: Placement, plan: Plan) -> st
         where = f"the slice {placement.slice} has" if placement.slice else "there are"
         return f"{plan.label} takes {plan.chips} chips, {where} {placement.usable}"
     if placement.slice and plan.tp * plan.cp not in placement.torus_groups:
-        return f"tp {plan.tp} does not tile the slice {placement.slice}; nearest: {_near(plan.tp, placement.torus_groups)}"
+        return (
+            f"tp {plan.tp} does not tile the slice {placement.slice}; nearest: {_near(plan.tp, placement.torus_groups)}"
+        )
     most = placement.replicas(plan.tp, plan.pp, plan.cp)
     if plan.dp > most:
         return f"dp {plan.dp}: only {most} replicas fit without a tensor-parallel group straddling two domains"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
@@ -13,8 +13,7 @@ from planner.specs.engine import Engine
 from planner.specs.model import Model
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
+class Filters(NamedTuple):
     """Which plans to look at: values per dimension, () = all that the rules allow."""
 
     tp: tuple[int, ...] = ()
@@ -28,8 +27,7 @@ class Filters:
     prefill_ffn: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A plan that cannot run, or cannot do what is asked, and why. `limit` says which kind: rule, memory or slo."""
 
     plan: Plan

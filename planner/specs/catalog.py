@@ -6,13 +6,11 @@ name from the directories in PLAN_CONFIG_PATH, which are searched first.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import yaml
 
@@ -25,11 +23,11 @@ from planner.specs.structure import trusted, validated
 Spec = TypeVar("Spec", Model, Hardware, Engine)
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACKAGE = Path(__file__).resolve().parent.parent
+_LOADED: dict[tuple[str, str], Any] = {}
 _LARGEST = 4 * 2**20  # a specification is a few KiB; anything near this is another kind of file
 
 
-@dataclass(frozen=True)
-class Family(Generic[Spec]):
+class Family(NamedTuple, Generic[Spec]):
     """One family of files."""
 
     noun: str
@@ -80,6 +78,15 @@ def load_machine(hardware: str | Path, engine: str | Path | None = None) -> tupl
     return load_hardware(hardware, software), software
 
 
+def load(family: Family[Spec], name: str | Path) -> Spec:
+    """A specification of a family by name, alias, id or path.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    return _load(family, str(name))
+
+
 def names(family: Family[Any]) -> list[str]:
     """Names of all files of a family that are found, sorted."""
     return sorted({path.stem for folder in _folders(family) for path in folder.glob("*.yaml")})
@@ -104,11 +111,13 @@ def _family_of_file(path: Path) -> Family[Any]:
     return ENGINES if "scheduler" in raw or "host" in raw else MODELS
 
 
-@cache
 def _load(family: Family[Spec], name: str) -> Spec:
-    path, shipped = _locate(family, name)
-    raw, trust = _extended(family, path, shipped)
-    return _build(family, raw, path, trust)
+    if (family.folder, name) not in _LOADED:
+        path, shipped = _locate(family, name)
+        raw, trust = _extended(family, path, shipped)
+        _LOADED[family.folder, name] = _build(family, raw, path, trust)
+    spec: Spec = _LOADED[family.folder, name]
+    return spec
 
 
 def _build(family: Family[Spec], raw: dict[str, Any], path: Path, trust: bool) -> Spec:
@@ -155,7 +164,7 @@ def _extended(family: Family[Any], path: Path, shipped: bool) -> tuple[dict[str,
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`: mappings are merged key by key, anything else is replaced.
 
-    `collectives` are rows keyed by kernel, op, level and algorithm: rows of `over` replace their like and add to the rest.
+    Rows of `collectives` replace their like (same kernel, op, level and algorithm) and are added to the rest.
     """
     result = dict(base)
     for key, value in over.items():
@@ -163,7 +172,11 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
             result[key] = merge(result[key], value)
         elif key == "collectives" and isinstance(value, list) and isinstance(result.get(key), list):
             identity = ("kernel", "op", "level", "algorithm")
-            rows = {tuple(row.get(part) for part in identity): row for row in [*result[key], *value] if isinstance(row, dict)}
+            rows = {
+                tuple(row.get(part) for part in identity): row
+                for row in [*result[key], *value]
+                if isinstance(row, dict)
+            }
             result[key] = list(rows.values())
         else:
             result[key] = value
@@ -171,7 +184,12 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file."""
+    """The mapping in a YAML or JSON file; the caller may change its first level."""
+    return dict(_parsed(path))
+
+
+@cache
+def _parsed(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _LARGEST:
             raise SpecError(path, "", f"larger than {_LARGEST // 2**20} MiB: this is not a specification")
@@ -184,7 +202,9 @@ def _read(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SpecError(path, "", f"is not valid YAML: {place}{getattr(error, 'problem', None) or 'unreadable character'}") from None
+        raise SpecError(
+            path, "", f"is not valid YAML: {place}{getattr(error, 'problem', None) or 'unreadable character'}"
+        ) from None
     if raw is None:
         raise SpecError(path, "", "is empty: expected a mapping of keys to values")
     if not isinstance(raw, dict):
@@ -229,13 +249,19 @@ def _other_names(path: Path) -> list[str]:
 
 
 def _unknown(name: str, families: tuple[Family[Any], ...]) -> InputError:
+    import difflib  # noqa: PLC0415 (only errors need it)
+
     known = {other: stem for family in families for other, stem in _every_name(family)}
     close = difflib.get_close_matches(name.lower(), known, n=6, cutoff=0.45)
     nearest = list(dict.fromkeys(known[match] for match in close))[:3]
     hint = f"did you mean {', '.join(nearest)}?" if nearest else f"known are {', '.join(dict.fromkeys(known.values()))}"
     noun = " or ".join(family.noun for family in families)
     plural = "hardware" if noun == "hardware" else f"{noun}s"
-    listing = f"`plan {plural}` lists them; a path to a YAML file works too" if len(families) == 1 else "a path to a YAML file works too"
+    listing = (
+        f"`plan {plural}` lists them; a path to a YAML file works too"
+        if len(families) == 1
+        else "a path to a YAML file works too"
+    )
     return InputError(f"unknown {noun} {name!r}: {hint} ({listing})")
 
 

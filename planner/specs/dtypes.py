@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.errors import InputError
 
 
-@dataclass(frozen=True, slots=True)
-class Dtype:
+class Dtype(NamedTuple):
     """A storage format.
 
     `bytes` counts the scales that belong to it: int4 with a 16-bit scale and zero per group of 128 is

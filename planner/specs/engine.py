@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from planner.specs.fields import (
-    STRICT,
     Count,
     Fraction,
     GibOrZero,
@@ -18,11 +16,8 @@ from planner.specs.fields import (
 from planner.specs.hardware import CollectiveOp
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduler:
+class Scheduler(NamedTuple):
     """How requests share steps."""
-
-    __pydantic_config__ = STRICT
 
     prefill: Literal["mixed", "separate"]
     """mixed: a prefill's chunks ride in iterations with decodes; separate: a prefill runs alone."""
@@ -32,25 +27,19 @@ class Scheduler:
     kv_reservation: Literal["whole", "paged"]
     """whole: isl + osl are held from the start; paged: pages as they fill, isl + osl/2 on average."""
     block_tokens: Count = 16
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """Time of one step that no kernel hides: step_us + per_sequence_us x sequences; each pipeline stage pays it."""
-
-    __pydantic_config__ = STRICT
 
     provenance: Provenance
     step_us: Micros
     per_sequence_us: Micros = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineMemory:
+class EngineMemory(NamedTuple):
     """Memory beside weights and KV."""
-
-    __pydantic_config__ = STRICT
 
     provenance: Provenance
     fraction: Fraction
@@ -59,17 +48,14 @@ class EngineMemory:
     """The activation peak is at least this many rows of fp32 logits (the sampler's warm-up)."""
     activation_tokens: Tokens | None = None
     """... and at least this many tokens through the widest layer; none = no activations are reserved."""
-    inside_gib: dict[int, GibOrZero] = field(default_factory=dict)
+    inside_gib: dict[int, GibOrZero] = {}
     """Runtime inside the budget by ranks of a replica's tensor group (interpolated)."""
-    outside_gib: dict[int, GibOrZero] = field(default_factory=dict)
+    outside_gib: dict[int, GibOrZero] = {}
     """Context, graphs and buffers outside the budget: checked against the whole chip."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveRule:
+class CollectiveRule(NamedTuple):
     """Which kernel runs a collective; the first rule that fits counts."""
-
-    __pydantic_config__ = STRICT
 
     op: CollectiveOp
     kernels: tuple[str, ...]
@@ -82,21 +68,15 @@ class CollectiveRule:
     """Largest buffer, inclusive."""
 
 
-@dataclass(frozen=True, slots=True)
-class KvDtype:
+class KvDtype(NamedTuple):
     """The dtype of the KV cache when none is asked for, by the dtype of the weights."""
 
-    __pydantic_config__ = STRICT
-
     default: str = "bf16"
-    by_weights: dict[str, str] = field(default_factory=dict)
+    by_weights: dict[str, str] = {}
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """Serving software: `configs/engines/*.yaml`."""
-
-    __pydantic_config__ = STRICT
 
     name: str
     version: str
@@ -108,13 +88,13 @@ class Engine:
     attention: tuple[str, ...]
     """Ways to shard attention that it can run: heads, batch."""
     aliases: tuple[str, ...] = ()
-    kv_cache: KvDtype = field(default_factory=KvDtype)
+    kv_cache: KvDtype = KvDtype()
     embedding_all_reduce: bool = True
     """The vocabulary is sharded in the embedding too, so its output is all-reduced."""
     vocabulary_multiple: Count = 1
     """The vocabulary is padded to a multiple of this, then divided over the ranks."""
     uneven_stages: bool = True
     """Pipeline stages may differ by a layer."""
-    chips: dict[str, dict[str, Any]] = field(default_factory=dict)
+    chips: dict[str, dict[str, Any]] = {}
     """Overrides of a hardware file's keys under this engine, by the hardware's name."""
     notes: tuple[str, ...] = ()

@@ -7,8 +7,7 @@ where GiB belong, TB/s where GB/s belong) falls outside and is refused with the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Le
 
@@ -28,18 +27,12 @@ Tokens = Annotated[int, Ge(1), Le(10**9), "tokens"]
 Kib = Annotated[float, Gt(0), Le(1e9), "KiB (2^10 B)"]
 Residual = Annotated[float, Ge(0), Le(10), "mean absolute relative error, 0.05 = 5 %"]
 
-STRICT = {"extra": "forbid", "strict": False}
-"""pydantic's configuration of every specification: an unknown key is an error."""
 
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(NamedTuple):
     """Where a group of constants comes from and how far it has been seen to be off.
 
     `fitted` and `measured` carry a residual where one is known; `assumed` never looks like them.
     """
-
-    __pydantic_config__ = STRICT
 
     status: Literal["fitted", "measured", "datasheet", "derived", "textbook", "assumed"]
     source: str

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.specs.fields import (
-    STRICT,
     Count,
     CountOrZero,
     Dollars,
@@ -27,11 +24,8 @@ CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all
 Algorithm = Literal["ring", "one_shot", "two_shot", "tree", "in_switch", "direct", "hierarchical", "torus"]
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
+class Chip(NamedTuple):
     """One accelerator, as a program sees it."""
-
-    __pydantic_config__ = STRICT
 
     compute_tflops: dict[str, Tflops]
     """Dense peak by compute dtype."""
@@ -39,7 +33,7 @@ class Chip:
     """What the driver reports, not the catalogue's figure (see `sources`)."""
     memory_bandwidth_gb_per_s: MemoryGbPerS
     tdp_w: Watts | None = None
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = {}
 
     @property
     def memory_bytes(self) -> float:
@@ -65,8 +59,7 @@ class Chip:
         return self.compute_tflops[dtype] * TERA
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """The shape of a torus slice that may be rented, chips per axis."""
 
     axes: tuple[int, ...]
@@ -83,16 +76,13 @@ class Slice:
         return "x".join(map(str, self.axes))
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkLevel:
+class NetworkLevel(NamedTuple):
     """One level of the network; levels are listed innermost first.
 
     * `switch`: any chip of a domain reaches any other at full rate;
     * `mesh`: a wire between each pair, so a group of n chips has n - 1 of them;
     * `torus`: rings along axes; slices have shapes.
     """
-
-    __pydantic_config__ = STRICT
 
     name: str
     kind: Literal["switch", "mesh", "torus"]
@@ -106,7 +96,7 @@ class NetworkLevel:
     """Legal shapes of a torus, as 4x4x4, in the order in which equally large ones are preferred."""
     wrap_multiple: CountOrZero = 0
     """An axis of a torus closes to a ring when its length is a multiple of this (0 = never)."""
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = {}
 
     @property
     def link(self) -> float:
@@ -118,15 +108,12 @@ class NetworkLevel:
         return tuple(Slice(tuple(int(axis) for axis in text.split("x"))) for text in self.slices)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelConstants:
+class KernelConstants(NamedTuple):
     """Constants of one kind of operation in one dtype (DESIGN section 4).
 
     t = fixed + depth_us log2(1 + context/64)
           + || flops / (compute_fraction F), bytes / (memory_fraction BW), item_us items ||_p
     """
-
-    __pydantic_config__ = STRICT
 
     provenance: Provenance
     fixed_us: Micros = 0.0
@@ -144,33 +131,27 @@ class KernelConstants:
         return self.fixed_us * US
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
+class RankRow(NamedTuple):
     """Measured constants of a collective at one group size."""
-
-    __pydantic_config__ = STRICT
 
     latency_us: Micros
     bandwidth_fraction: Fraction
     p: Norm = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveKernel:
+class CollectiveKernel(NamedTuple):
     """One implementation of a collective on one network level.
 
     Either `ranks` gives measured constants per group size (latency as a whole), or `hop_us` gives the textbook's
     latency per step. `hierarchical` prices its inner phases with the rows of the level below.
     """
 
-    __pydantic_config__ = STRICT
-
     kernel: str
     op: CollectiveOp
     level: str
     algorithm: Algorithm
     provenance: Provenance
-    ranks: dict[int, RankRow] = field(default_factory=dict)
+    ranks: dict[int, RankRow] = {}
     base_us: Micros = 0.0
     hop_us: Micros | None = None
     inner_hop_us: Micros | None = None
@@ -179,11 +160,8 @@ class CollectiveKernel:
     p: Norm = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(NamedTuple):
     """The list price that stands for this chip."""
-
-    __pydantic_config__ = STRICT
 
     usd_per_chip_hour: Dollars
     offer: str
@@ -191,11 +169,8 @@ class Price:
     source: str
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(NamedTuple):
     """A kind of machine: `configs/hardware/*.yaml`."""
-
-    __pydantic_config__ = STRICT
 
     name: str
     description: str
@@ -212,7 +187,7 @@ class Hardware:
     price: Price | None = None
     notes: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def domain(self) -> int | None:
         """Chips of the innermost domain; none = no boundary."""
         return self.network[0].chips

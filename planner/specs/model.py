@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge
 
-from planner.specs.fields import STRICT, Count, CountOrZero, Tokens
+from planner.specs.fields import Count, CountOrZero, Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(NamedTuple):
     """Multi-head (kv_heads = heads), grouped-query or multi-query (kv_heads = 1) attention."""
-
-    __pydantic_config__ = STRICT
 
     heads: Count
     kv_heads: Count
@@ -27,11 +23,8 @@ class Attention:
     """Sliding window of every layer: a token sees this many, itself included."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeedForward:
+class FeedForward(NamedTuple):
     """gated = three matrices (gate, up, down), else two."""
-
-    __pydantic_config__ = STRICT
 
     hidden: Count
     gated: bool
@@ -44,11 +37,8 @@ class FeedForward:
         return 2 if self.gated else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(NamedTuple):
     """Normalisation: how many per layer and at the end."""
-
-    __pydantic_config__ = STRICT
 
     kind: Literal["rmsnorm", "layernorm"]
     per_layer: Count
@@ -61,11 +51,8 @@ class Norm:
         return 2 if self.bias else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """The count that the maker or the checkpoint states."""
-
-    __pydantic_config__ = STRICT
 
     parameters: Annotated[int, Ge(1)]
     precision: Literal["exact", "rounded"]
@@ -76,11 +63,8 @@ class Published:
     unverified: bool = False
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """A language model: `configs/models/*.yaml`."""
-
-    __pydantic_config__ = STRICT
 
     name: str
     layers: Count
@@ -103,13 +87,14 @@ class Model:
     published: Published | None = None
     unverified: tuple[str, ...] = ()
     """Facts of this file that no primary source was read for."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
+    def contradiction(self) -> tuple[str, str] | None:
+        """(key path, sentence) where two keys cannot both hold, or none."""
         if self.attention.heads % self.attention.kv_heads:
-            raise ValueError(
-                f"attention.kv_heads must divide attention.heads, found {self.attention.kv_heads} and {self.attention.heads}"
-            )
+            found = f"found {self.attention.kv_heads}, expected a divisor of attention.heads = {self.attention.heads}"
+            return "attention.kv_heads", found
+        return None
 
     @property
     def kv_elements_per_token(self) -> int:

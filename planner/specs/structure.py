@@ -8,7 +8,6 @@ alone: importing pydantic's validator costs more time than planning does.
 from __future__ import annotations
 
 import types
-from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -33,10 +32,14 @@ def validated(cls: type[Spec], raw: Any, path: Path | str) -> Spec:
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 (see above)
 
     try:
-        return TypeAdapter(cls).validate_python(raw)
+        built: Spec = TypeAdapter(cls).validate_python(raw)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         raise SpecError(path, *_sentence(problems[0], len(problems) - 1, cls)) from None
+    contradiction = built.contradiction() if hasattr(built, "contradiction") else None
+    if contradiction is not None:
+        raise SpecError(path, *contradiction)
+    return built
 
 
 @cache
@@ -44,12 +47,17 @@ def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
+def _is_spec(kind: Any) -> bool:
+    """Whether a type is one of our specifications: a NamedTuple, whose keys are those of a mapping in a file."""
+    return isinstance(kind, type) and hasattr(kind, "_fields")
+
+
 def _convert(kind: Any, raw: Any) -> Any:  # noqa: PLR0911 (one return a shape of type)
     if raw is None:
         return None
-    if is_dataclass(kind):
-        hints = _hints(kind)  # type: ignore[arg-type]
-        return kind(**{key: _convert(hints[key], value) for key, value in raw.items()})  # type: ignore[operator]
+    if _is_spec(kind):
+        hints = _hints(kind)
+        return kind(**{key: _convert(hints[key], value) for key, value in raw.items()})
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
         return tuple(_convert(arguments[0], value) for value in raw)
@@ -73,8 +81,7 @@ _EXPECTED = {
     "bool_parsing": "true or false",
     "string_type": "a text",
     "dict_type": "a mapping of keys to values",
-    "dataclass_type": "a mapping of keys to values",
-    "dataclass_exact_type": "a mapping of keys to values",
+    "arguments_type": "a mapping of keys to values",
     "tuple_type": "a list",
 }
 
@@ -86,10 +93,10 @@ def _sentence(problem: Any, more: int, cls: type) -> tuple[str, str]:
     rest = f" (and {more} more)" if more else ""
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         owner = _type_at(cls, problem["loc"][:-1])
-        known = [field.name for field in fields(owner)] if is_dataclass(owner) else []
+        known = list(owner._fields) if _is_spec(owner) else []
         expected = f"expected one of {', '.join(known)}" if known else "expected no such key"
         return key, f"unknown key; {expected}{rest}"
-    if kind == "missing":
+    if kind in ("missing", "missing_argument"):
         return key, f"missing; expected {_unit(cls, problem['loc']) or 'a value'}{rest}"
     if kind == "value_error":
         return key, f"{context.get('error', problem['msg'])}{rest}"
@@ -99,7 +106,8 @@ def _sentence(problem: Any, more: int, cls: type) -> tuple[str, str]:
     unit = _unit(cls, problem["loc"])
     if kind in bounds:
         limit = next(iter(context.values()))
-        return key, f"found {found!r}, expected {bounds[kind]} {limit:g}{f' (in {unit}; is the unit right?)' if unit else ''}{rest}"
+        doubt = f" (in {unit}; is the unit right?)" if unit else ""
+        return key, f"found {found!r}, expected {bounds[kind]} {limit:g}{doubt}{rest}"
     expected = _EXPECTED.get(kind, problem["msg"])
     shown = f"{type(found).__name__} {found!r}" if not isinstance(found, (dict, list)) else f"a {_shape(found)}"
     return key, f"found {shown}, expected {expected}{f' ({unit})' if unit else ''}{rest}"
@@ -119,7 +127,7 @@ def _type_at(cls: Any, path: tuple[Any, ...], extras: bool = False) -> Any:
     kind: Any = cls
     for part in path:
         kind = _unwrap(kind)
-        if is_dataclass(kind):
+        if _is_spec(kind):
             kind = get_type_hints(kind, include_extras=True).get(str(part))
         elif get_origin(kind) in (tuple, dict):
             kind = get_args(kind)[-1] if get_origin(kind) is dict else get_args(kind)[0]

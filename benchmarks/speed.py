@@ -1,0 +1,109 @@
+"""How fast: 100,000 points through the engine, and `plan` as a whole process against importing its dependencies.
+
+    python benchmarks/speed.py
+
+Machines differ and are noisy: read the ratios. Each figure is the median of several runs, the two whole-process
+figures are taken in turn.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.costs.layers import Structure
+from planner.costs.memory import Budget
+from planner.costs.serving import Rows, Setting, fit, formats_of, price
+from planner.estimating import estimate_points
+from planner.plans.placement import Placement
+from planner.specs.catalog import load_machine, load_model
+
+POINTS = 100_000
+ROOT = Path(__file__).resolve().parent.parent
+DEPENDENCIES = "import typer, pydantic, yaml, rich, numpy"
+PLAN = [sys.executable, str(ROOT / "cli.py"), "--model", "llama3-70b", "--gpus", "16", "--objective", "latency"]
+
+
+def columns() -> dict[str, Any]:
+    """Points of one model on one machine: degrees, lengths and loads vary."""
+    random = np.random.default_rng(0)
+    return {
+        "tp": 2 ** random.integers(1, 4, POINTS),
+        "pp": random.integers(1, 3, POINTS),
+        "isl": random.integers(100, 4000, POINTS),
+        "osl": random.integers(10, 500, POINTS),
+        "concurrency": random.integers(1, 100, POINTS),
+    }
+
+
+def engine_rate(runs: int = 7) -> float:
+    """Rows per second of counting, memory and pricing."""
+    hardware, engine = load_machine("h100")
+    model = load_model("llama3-70b")
+    setting = Setting(
+        model,
+        hardware,
+        engine,
+        Placement.of(hardware, 16),
+        formats_of(model, hardware, engine, None, None),
+        Structure(),
+        Budget.of(hardware, engine),
+    )
+    rows = Rows.of(dp=1, **columns())
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        price(setting, rows, fit(setting, rows, clip=True))
+        times.append(time.perf_counter() - start)
+    return POINTS / statistics.median(times)
+
+
+def points_rate(runs: int = 5) -> float:
+    """Rows per second of the whole of `estimate_points`: reading columns, rules, engine, result columns."""
+    points = {"model": ["llama3-70b"], **{name: column.tolist() for name, column in columns().items()}}
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        estimate_points(points, POINTS)
+        times.append(time.perf_counter() - start)
+    return POINTS / statistics.median(times)
+
+
+def process_seconds(command: list[str]) -> float:
+    """Wall time of one run of a command."""
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def process_ratio(runs: int = 15) -> tuple[float, float, float]:
+    """(median seconds of `plan`, of the imports, median of the paired ratios)."""
+    imports = [sys.executable, "-c", DEPENDENCIES]
+    process_seconds(PLAN), process_seconds(imports)
+    pairs = [(process_seconds(PLAN), process_seconds(imports)) for _ in range(runs)]
+    ours, theirs = zip(*pairs, strict=True)
+    return statistics.median(ours), statistics.median(theirs), statistics.median(a / b for a, b in pairs)
+
+
+def main() -> None:
+    """Prints all figures."""
+    engine, points = engine_rate(), points_rate()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    ours, theirs, ratio = process_ratio()
+    print(f"engine, {POINTS:,} points    {engine:>12,.0f} rows/s   (target 500,000)")
+    print(f"estimate_points           {points:>12,.0f} rows/s   (with reading, rules and result columns)")
+    print(f"peak memory               {peak:>12.2f} GiB      (target below 1)")
+    print(f"plan, whole process       {ours * 1e3:>12.0f} ms")
+    print(f"importing dependencies    {theirs * 1e3:>12.0f} ms")
+    print(f"ratio, paired             {ratio:>12.2f}          (target at most 1.5)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The `plan` command: finds the command word, runs it, and turns errors into sentences and exit statuses.
+
+Each command is a program of its own with its own imports, so that `plan` starts fast. Arguments without a command
+word belong to `rank`, so that options before a command word are never dropped silently.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+COMMANDS = {
+    "rank": "every plan for these chips, ranked for a goal (the default)",
+    "estimate": "price one given plan, or every row of a file",
+    "models": "the models in the catalogue",
+    "hardware": "the hardware in the catalogue",
+    "engines": "the engines in the catalogue",
+    "show": "one model, hardware or engine in full, with its sources",
+}
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs the command line and exits: 0 done, 1 a fault of our own, 2 bad input, 3 no plan satisfies it."""
+    gc.disable()  # a run is short and its data small; collecting while importing costs more than it frees
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(_run(words))
+
+
+def _run(words: list[str]) -> int:
+    from planner.errors import PlannerError  # noqa: PLC0415 (imports are part of what may be slow)
+
+    debug = "--debug" in words
+    try:
+        name, rest = _command(words)
+        return _call(name, rest)
+    except PlannerError as error:
+        if debug:
+            raise
+        print(f"plan: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("plan: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        print(f"plan: internal error, {type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        return 1
+
+
+def _command(words: list[str]) -> tuple[str, list[str]]:
+    from planner.errors import InputError  # noqa: PLC0415
+
+    if not words or words[0].startswith("-"):
+        return "rank", words
+    if words[0] in COMMANDS:
+        return words[0], words[1:]
+    import difflib  # noqa: PLC0415
+
+    near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
+    raise InputError(f"unknown command {words[0]!r}: {hint}")
+
+
+def _call(name: str, words: list[str]) -> int:
+    import typer  # noqa: PLC0415
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    import_module(f"planner.command.{name}").register(app)
+    try:
+        app(words, prog_name="plan" if name == "rank" else f"plan {name}")
+    except SystemExit as stop:
+        sys.stdout.flush()
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    sys.stdout.flush()
+    return 0

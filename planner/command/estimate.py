@@ -1,0 +1,196 @@
+"""`plan estimate`: price one given plan, or every row of a file. It never searches."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.command import options as opt
+from planner.errors import InputError, NoPlanError
+from planner.estimating import CHOICES, DEFAULTS, OPTIONS, estimate_points
+from planner.report import tabular
+from planner.results import COLUMNS, Results
+
+Points = Annotated[
+    str | None,
+    typer.Option(
+        "--points", metavar="FILE|-", help="CSV of points: columns are options, output adds the result columns."
+    ),
+]
+PlanLabel = Annotated[str | None, typer.Option("--plan", metavar="TP8xPP2", help="The plan as `plan` prints it.")]
+OneModel = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="NAME|HF-ID|FILE", help="Model; for --points also a column."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command(epilog="Columns of --points: " + ", ".join(OPTIONS) + ". A row that cannot be priced gets `error`.")(
+        run
+    )
+
+
+def run(
+    model: OneModel = None,
+    hardware: opt.Hardware = "h100",
+    engine: opt.Engine = None,
+    gpus: opt.SomeGpus = None,
+    plan: PlanLabel = None,
+    tp: opt.Tp = None,
+    pp: opt.Pp = None,
+    dp: opt.Dp = None,
+    ep: opt.Ep = None,
+    cp: opt.Cp = None,
+    attention: opt.Attention = None,
+    prefill_attention: opt.PrefillAttention = None,
+    ffn: opt.Ffn = None,
+    prefill_ffn: opt.PrefillFfn = None,
+    objective: opt.Objective = "latency",
+    isl: opt.Isl = 1024,
+    osl: opt.Osl = 256,
+    concurrency: opt.Concurrency = None,
+    schedule: opt.Schedule = "continuous",
+    arrivals: opt.Arrivals = "steady",
+    weights: opt.Weights = None,
+    kv_cache: opt.KvCache = None,
+    max_context: opt.MaxContext = None,
+    price: opt.Price = None,
+    memory_limit: opt.MemoryLimit = None,
+    memory_fraction: opt.MemoryFraction = None,
+    slice_: opt.Slice = None,
+    points: Points = None,
+    csv: opt.Csv = None,
+    json: opt.Json = None,
+    no_header: opt.NoHeader = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses.
+
+    Example: plan estimate --model llama3-70b --plan TP8 --concurrency 64
+    """
+    opt.check_targets(csv, json)
+    given: dict[str, Any] = {
+        "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,
+        "dp": dp, "ep": ep, "cp": cp, "attention": attention, "prefill_attention": prefill_attention, "ffn": ffn,
+        "prefill_ffn": prefill_ffn, "objective": objective, "isl": isl, "osl": osl, "concurrency": concurrency,
+        "schedule": schedule, "arrivals": arrivals, "weights": weights, "kv_cache": kv_cache,
+        "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
+        "memory_fraction": opt.above_zero(memory_fraction, "--memory-fraction"), "slice": slice_,
+    }  # fmt: skip
+    for name in ("tp", "pp", "dp", "ep", "cp"):
+        given[name] = _one(given[name], f"--{name}")
+    for name, allowed in CHOICES.items():
+        if given[name] is not None:
+            opt.choice(given[name], f"--{name.replace('_', '-')}", tuple(allowed))
+    if points is not None:
+        _points(points, given, csv, json, no_header, quiet)
+        return
+    if model is None:
+        raise InputError("no model: give --model, or --points with a column `model`")
+    results = estimate_points({name: [value] for name, value in given.items()}, 1)
+    row = results.row(0)
+    if row["error"]:
+        raise NoPlanError(row["error"])
+    if csv is not None:
+        tabular.write(csv, tabular.results_csv(results, header=not no_header))
+    if json is not None:
+        tabular.write(json, tabular.json_text(results.rows()))
+    if not opt.is_piped(csv, json) and not quiet:
+        from planner.report.table import print_estimate  # noqa: PLC0415 (needed for tables only)
+
+        print_estimate(results)
+
+
+def _one(text: str | None, option: str) -> int | None:
+    values = opt.numbers(text, option)
+    if len(values) > 1:
+        raise InputError(
+            f"{option} {text}: `plan estimate` prices one plan; `plan` ranks several, --points prices many"
+        )
+    return values[0] if values else None
+
+
+def _points(
+    points: str, given: dict[str, Any], csv: str | None, json: str | None, no_header: bool, quiet: bool
+) -> None:
+    """Every row of a file; options on the command line hold for rows that leave them empty."""
+    header, columns, count = _read(points)
+    known = [name for name in header if _option(name) in OPTIONS]
+    unknown = [name for name in header if name not in known]
+    if unknown:
+        opt.warn(f"{points}: columns that are no option are passed through: {', '.join(unknown)}", quiet)
+    asked: dict[str, Any] = {name: [value] for name, value in given.items() if value is not None}
+    for name in known:
+        fallback = given.get(_option(name), DEFAULTS.get(_option(name)))
+        column = columns[name]
+        asked[_option(name)] = column if fallback is None else [cell if cell.strip() else fallback for cell in column]
+    results = estimate_points(asked, count)
+    failed = int(sum(error is not None for error in results["error"]))
+    if csv is not None or (json is None and not quiet):
+        tabular.write(csv or tabular.STDOUT, _joined_csv(header, columns, results, not no_header))
+    if json is not None:
+        tabular.write(json, tabular.json_text(_joined_rows(header, columns, results)))
+    if failed:
+        first = next(error for error in results["error"] if error is not None)
+        opt.warn(f"{failed} of {count} rows could not be priced; the first: {first}", quiet)
+    if failed == count:
+        raise NoPlanError(f"{points}: none of the {count} rows can be priced")
+
+
+def _option(column: str) -> str:
+    return column.strip().removeprefix("--").replace("-", "_")
+
+
+def _read(points: str) -> tuple[list[str], dict[str, list[str]], int]:
+    """(header, cells by column, rows) of a CSV file."""
+    try:
+        text = sys.stdin.read() if points == tabular.STDOUT else Path(points).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"--points {points}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--points {points}: is not text: expected CSV in UTF-8") from None
+    try:
+        rows = [row for row in csv_module.reader(text.splitlines()) if row]
+    except csv_module.Error as error:
+        raise InputError(f"--points {points}: is not CSV: {error}") from None
+    if not rows:
+        raise InputError(f"--points {points}: is empty: expected a header with option names and a row for each point")
+    header, *body = rows
+    if len(set(header)) < len(header):
+        raise InputError(f"--points {points}: a column stands twice in the header: {', '.join(header)}")
+    if not any(_option(name) in OPTIONS for name in header):
+        raise InputError(
+            f"--points {points}: no column of the header is an option; expected some of {', '.join(OPTIONS)}"
+        )
+    if not body:
+        raise InputError(f"--points {points}: has a header but no rows")
+    for number, row in enumerate(body, start=2):
+        if len(row) != len(header):
+            raise InputError(f"--points {points}: line {number} has {len(row)} cells, the header has {len(header)}")
+    return header, {name: list(column) for name, column in zip(header, zip(*body, strict=True), strict=True)}, len(body)
+
+
+def _new(header: list[str]) -> list[str]:
+    """Result columns that the file does not have already."""
+    have = {_option(name) for name in header}
+    return [name for name in COLUMNS if name not in have]
+
+
+def _joined_csv(header: list[str], columns: dict[str, list[str]], results: Results, head: bool) -> str:
+    added = _new(header)
+    cells = [*(columns[name] for name in header), *(tabular.column_cells(results, name) for name in added)]
+    return tabular.csv_text([*header, *added] if head else None, zip(*cells, strict=True))
+
+
+def _joined_rows(header: list[str], columns: dict[str, list[str]], results: Results) -> list[dict[str, Any]]:
+    added = _new(header)
+    return [
+        {name: columns[name][index] for name in header} | {name: row[name] for name in added}
+        for index, row in enumerate(results.rows())
+    ]

@@ -1,0 +1,170 @@
+"""The options that commands share, each defined once, and what becomes of their texts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from planner.errors import InputError
+from planner.report import tabular
+
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", metavar="NAME|HF-ID|FILE", help="Model: a name, a Hugging Face id or a YAML file."),
+]
+Hardware = Annotated[
+    str, typer.Option("--hardware", "-H", metavar="NAME|FILE", help="Hardware: a name or a YAML file.")
+]
+Engine = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME|FILE", help="Engine; default: the hardware file's.")
+]
+Gpus = Annotated[int, typer.Option("--gpus", "--chips", min=1, help="Chips there are (and are paid for).")]
+SomeGpus = Annotated[
+    int | None, typer.Option("--gpus", "--chips", min=1, help="Chips paid for; default: those the plan uses.")
+]
+Isl = Annotated[int, typer.Option("--isl", min=1, help="Tokens of a prompt.")]
+Osl = Annotated[int, typer.Option("--osl", min=1, help="Tokens of an answer.")]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        min=1,
+        help="Requests in flight in the whole deployment; default 1, searched for throughput and cost.",
+    ),
+]
+Schedule = Annotated[
+    str, typer.Option("--schedule", metavar="continuous|static", help="Continuous batching, or static batches.")
+]
+Arrivals = Annotated[
+    str, typer.Option("--arrivals", metavar="steady|waves", help="How a prefill's stall divides between TTFT and TPOT.")
+]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="DTYPE", help="bf16, fp16, fp8, int8, int4, mxfp4; default: the model's own."),
+]
+KvCache = Annotated[
+    str | None, typer.Option("--kv-cache", metavar="DTYPE", help="bf16, fp16, fp8, int8; default: the engine's rule.")
+]
+MaxContext = Annotated[
+    int | None, typer.Option("--max-context", min=1, help="Tokens a request must be able to hold; memory only.")
+]
+Objective = Annotated[str, typer.Option("--objective", metavar="GOAL", help="latency, ttft, tpot, throughput or cost.")]
+MaxTtft = Annotated[float | None, typer.Option("--max-ttft", metavar="MS", help="Highest time to first token.")]
+MaxTpot = Annotated[float | None, typer.Option("--max-tpot", metavar="MS", help="Highest time per output token.")]
+MaxLatency = Annotated[float | None, typer.Option("--max-latency", metavar="MS", help="Highest latency of a request.")]
+Price = Annotated[
+    float | None, typer.Option("--price", metavar="$", help="Dollars per chip and hour; default: the hardware file's.")
+]
+MemoryLimit = Annotated[
+    str | None, typer.Option("--memory-limit", metavar="SIZE", help="Memory per chip, as 72GiB or 80GB.")
+]
+MemoryFraction = Annotated[
+    float | None, typer.Option("--memory-fraction", help="Share of the chip's memory; default: the engine's.")
+]
+Slice = Annotated[
+    str | None, typer.Option("--slice", metavar="4x4x4", help="Shape of a torus slice; default: the largest that fits.")
+]
+Tp = Annotated[str | None, typer.Option("--tp", metavar="N,...", help="Tensor-parallel degrees to look at.")]
+Pp = Annotated[str | None, typer.Option("--pp", metavar="N,...", help="Pipeline depths to look at.")]
+Dp = Annotated[
+    str | None, typer.Option("--dp", metavar="N,...", help="Replica counts to look at; default: as many as fit.")
+]
+Ep = Annotated[str | None, typer.Option("--ep", metavar="N,...", help="Expert-parallel degrees.")]
+Cp = Annotated[str | None, typer.Option("--cp", metavar="N,...", help="Context-parallel degrees.")]
+Attention = Annotated[
+    str | None, typer.Option("--attention", metavar="heads|batch", help="How attention is sharded in decode.")
+]
+PrefillAttention = Annotated[
+    str | None, typer.Option("--prefill-attention", metavar="heads|batch", help="The same in prefill.")
+]
+Ffn = Annotated[str | None, typer.Option("--ffn", metavar="LAYOUT", help="Layout of the FFN: 1d.")]
+PrefillFfn = Annotated[str | None, typer.Option("--prefill-ffn", metavar="LAYOUT", help="The same in prefill.")]
+Csv = Annotated[
+    str | None, typer.Option("--csv", metavar="FILE|-", help="Write CSV; - is stdout, and nothing else goes there.")
+]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON, likewise.")]
+NoHeader = Annotated[bool, typer.Option("--no-header", help="CSV without its first line.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No table, no warnings.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def numbers(text: str | None, option: str) -> tuple[int, ...]:
+    """Whole numbers of a comma list.
+
+    Raises:
+        InputError: not whole numbers of at least 1.
+    """
+    if text is None:
+        return ()
+    values = []
+    for part in text.split(","):
+        try:
+            value = int(part)
+        except ValueError:
+            value = 0
+        if value < 1:
+            raise InputError(
+                f"{option}: expected whole numbers of at least 1 joined by commas, found {part.strip()!r} in {text!r}"
+            )
+        values.append(value)
+    return tuple(values)
+
+
+def choices(text: str | None, option: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Words of a comma list.
+
+    Raises:
+        InputError: a word that is not allowed.
+    """
+    if text is None:
+        return ()
+    words = tuple(part.strip() for part in text.split(","))
+    for word in words:
+        if word not in allowed:
+            raise InputError(f"{option}: expected {' or '.join(allowed)}, found {word!r}")
+    return words
+
+
+def choice(text: str, option: str, allowed: tuple[str, ...]) -> str:
+    """One word.
+
+    Raises:
+        InputError: not one that is allowed.
+    """
+    if text not in allowed:
+        raise InputError(f"{option}: expected one of {', '.join(allowed)}, found {text!r}")
+    return text
+
+
+def above_zero(value: float | None, option: str) -> float | None:
+    """A limit or price.
+
+    Raises:
+        InputError: not above zero, or not finite.
+    """
+    if value is not None and not 0 < value < float("inf"):
+        raise InputError(f"{option} must be above 0, found {value:g}")
+    return value
+
+
+def check_targets(csv: str | None, json: str | None) -> None:
+    """Refuses two streams on one stdout.
+
+    Raises:
+        InputError: both --csv - and --json -.
+    """
+    if csv == tabular.STDOUT and json == tabular.STDOUT:
+        raise InputError("--csv - and --json - both want stdout; give one of them a file")
+
+
+def is_piped(csv: str | None, json: str | None) -> bool:
+    """Whether stdout belongs to CSV or JSON."""
+    return tabular.STDOUT in (csv, json)
+
+
+def warn(text: str, quiet: bool = False) -> None:
+    """A warning on stderr."""
+    if not quiet:
+        print(f"plan: {text}", file=sys.stderr)

@@ -1,0 +1,188 @@
+"""`plan`: every plan for these chips, ranked."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, cast
+
+import typer
+
+from planner.command import COMMANDS
+from planner.command import options as opt
+from planner.errors import InputError
+from planner.plans.plan import ATTENTION
+from planner.plans.space import Filters
+from planner.ranking import OBJECTIVES, Limits, Objective, Ranking, Request, rank
+from planner.report import tabular
+from planner.results import COLUMNS
+from planner.specs.catalog import load_machine, load_model
+from planner.specs.dtypes import kv_dtype, weight_dtype
+from planner.specs.workload import Arrivals, Schedule, Workload
+from planner.units import MS, parse_bytes
+
+EPILOG = (
+    "Commands: "
+    + "; ".join(f"plan {name}: {text}" for name, text in COMMANDS.items())
+    + (". `plan COMMAND --help` says more. Exit status: 0 done, 2 bad input, 3 no plan satisfies the request.")
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command(epilog=EPILOG)(run)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from planner._version import __version__  # noqa: PLC0415
+
+        print(f"plan {__version__}")
+        raise typer.Exit
+
+
+def run(
+    model: opt.Model,
+    hardware: opt.Hardware = "h100",
+    engine: opt.Engine = None,
+    gpus: opt.Gpus = 8,
+    objective: opt.Objective = "latency",
+    isl: opt.Isl = 1024,
+    osl: opt.Osl = 256,
+    concurrency: opt.Concurrency = None,
+    schedule: opt.Schedule = "continuous",
+    arrivals: opt.Arrivals = "steady",
+    weights: opt.Weights = None,
+    kv_cache: opt.KvCache = None,
+    max_context: opt.MaxContext = None,
+    max_ttft: opt.MaxTtft = None,
+    max_tpot: opt.MaxTpot = None,
+    max_latency: opt.MaxLatency = None,
+    price: opt.Price = None,
+    memory_limit: opt.MemoryLimit = None,
+    memory_fraction: opt.MemoryFraction = None,
+    tp: opt.Tp = None,
+    pp: opt.Pp = None,
+    dp: opt.Dp = None,
+    ep: opt.Ep = None,
+    cp: opt.Cp = None,
+    attention: opt.Attention = None,
+    prefill_attention: opt.PrefillAttention = None,
+    ffn: opt.Ffn = None,
+    prefill_ffn: opt.PrefillFfn = None,
+    slice_: opt.Slice = None,
+    top: Annotated[int, typer.Option("--top", min=0, help="Rows to show or write; 0 = all.")] = 10,
+    csv: opt.Csv = None,
+    json: opt.Json = None,
+    no_header: opt.NoHeader = False,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Only plans and loads that none beats in both TPOT and tokens/s per chip.")
+    ] = False,
+    rejected: Annotated[bool, typer.Option("--rejected", help="Also the refused plans, with the reason.")] = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Rank every way to split a model over these chips.
+
+    Example: plan --model llama3-70b --gpus 16 --objective latency
+    """
+    opt.check_targets(csv, json)
+    machine, software = load_machine(hardware, engine)
+    limit = opt.above_zero(memory_fraction, "--memory-fraction")
+    if weights is not None:
+        weight_dtype(weights)
+    if kv_cache is not None:
+        kv_dtype(kv_cache)
+    request = Request(
+        load_model(model),
+        machine,
+        software,
+        gpus,
+        Workload(
+            isl,
+            osl,
+            concurrency,
+            cast(Schedule, opt.choice(schedule, "--schedule", ("continuous", "static"))),
+            weights,
+            kv_cache,
+            max_context,
+            cast(Arrivals, opt.choice(arrivals, "--arrivals", ("steady", "waves"))),
+        ),
+        cast(Objective, opt.choice(objective, "--objective", OBJECTIVES)),
+        Limits(
+            _seconds(max_ttft, "--max-ttft"),
+            _seconds(max_tpot, "--max-tpot"),
+            _seconds(max_latency, "--max-latency"),
+            None if memory_limit is None else parse_bytes(memory_limit),
+            limit,
+        ),
+        Filters(
+            opt.numbers(tp, "--tp"),
+            opt.numbers(pp, "--pp"),
+            opt.numbers(dp, "--dp"),
+            opt.numbers(ep, "--ep"),
+            opt.numbers(cp, "--cp"),
+            opt.choices(attention, "--attention", ATTENTION),
+            opt.choices(prefill_attention, "--prefill-attention", ATTENTION),
+            opt.choices(ffn, "--ffn", ("1d",)),
+            opt.choices(prefill_ffn, "--prefill-ffn", ("1d",)),
+        ),
+        opt.above_zero(price, "--price"),
+        slice_,
+        pareto,
+    )
+    if limit is not None and limit > 1:
+        raise InputError(f"--memory-fraction must be at most 1, found {limit:g}")
+    if request.limits.memory is not None and request.limits.memory > machine.chip.memory_bytes:
+        raise InputError(f"--memory-limit {memory_limit}: {machine.name} has {machine.chip.memory_gib:g} GiB per chip")
+    _output(rank(request), top, csv, json, no_header, rejected, quiet)
+
+
+def _seconds(milliseconds: float | None, option: str) -> float | None:
+    opt.above_zero(milliseconds, option)
+    return None if milliseconds is None else milliseconds * MS
+
+
+def _output(
+    ranking: Ranking, top: int, csv: str | None, json: str | None, no_header: bool, rejected: bool, quiet: bool
+) -> None:
+    shown = ranking.results.take(slice(0, top or None))  # type: ignore[arg-type]
+    refused = [_refused_row(ranking, index) for index in range(len(ranking.refused))] if rejected else []
+    if csv is not None:
+        text = tabular.results_csv(shown, header=not no_header)
+        text += tabular.csv_text(None, ([tabular.cell(row[name]) for name in COLUMNS] for row in refused))
+        tabular.write(csv, text)
+    if json is not None:
+        tabular.write(json, tabular.json_text([*shown.rows(), *refused]))
+    if opt.is_piped(csv, json) or quiet:
+        return
+    from planner.report.table import print_ranking, print_rejected  # noqa: PLC0415 (rich is needed for tables only)
+
+    print_ranking(ranking, shown)
+    if rejected:
+        print_rejected(ranking)
+    sys.stdout.flush()
+
+
+def _refused_row(ranking: Ranking, index: int) -> dict[str, Any]:
+    """A refused plan as a result row: what was asked, and the reason in `error`."""
+    request, refused = ranking.request, ranking.refused[index]
+    plan = refused.plan
+    row = dict.fromkeys(COLUMNS) | {
+        "plan": plan.label,
+        "model": request.model.name,
+        "hardware": request.hardware.name,
+        "engine": request.engine.name,
+        "objective": request.objective,
+        "schedule": request.workload.schedule,
+        "gpus": request.gpus,
+        "isl": request.workload.isl,
+        "osl": request.workload.osl,
+        "concurrency": request.workload.concurrency,
+        "error": refused.reason,
+    }
+    for name in ("tp", "pp", "dp", "ep", "cp", "attention", "prefill_attention", "ffn", "prefill_ffn"):
+        row[name] = getattr(plan, name)
+    return row

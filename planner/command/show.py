@@ -1,0 +1,45 @@
+"""`plan show NAME`: one specification in full."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from planner.command import options as opt
+from planner.report import listing, tabular
+from planner.specs.catalog import find, load
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME|FILE", help="A model, hardware or engine: name, alias, HF id or file.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(run)
+
+
+def run(
+    name: Name,
+    csv: opt.Csv = None,
+    json: opt.Json = None,
+    no_header: opt.NoHeader = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Show a model, hardware or engine as it was understood: every figure with its source.
+
+    Example: plan show h100
+    """
+    opt.check_targets(csv, json)
+    family = find(name)
+    spec = load(family, name)
+    flat = listing.flat(spec)
+    if csv is not None:
+        rows = ([key, tabular.cell(value)] for key, value in flat.items())
+        tabular.write(csv, tabular.csv_text(None if no_header else ["key", "value"], rows))
+    if json is not None:
+        tabular.write(json, tabular.json_text([listing.nested(spec)]))
+    if not opt.is_piped(csv, json) and not quiet:
+        print("\n".join(listing.outline(spec)))

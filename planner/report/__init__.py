@@ -1,0 +1,1 @@
+"""Formats results: tables, CSV, JSON, sentences. With `command` the only room that prints."""

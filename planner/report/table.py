@@ -1,0 +1,171 @@
+"""Tables for people: at most 100 columns, coloured on a terminal by what bounds a plan.
+
+The layout is made here, as text; rich colours it on a terminal and is not even imported where there is none, since
+its import costs as much time as planning.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from planner.ranking import Ranking
+from planner.report.why import caption
+from planner.results import Results
+from planner.units import MS
+
+WIDTH = 100
+GAP = "  "
+COLOURS = {"compute": "green", "memory": "cyan", "network": "magenta", "overhead": "yellow", "bubble": "red"}
+
+Row = dict[str, Any]
+
+
+class Column(NamedTuple):
+    """One column of a table; those of a low `keep` are left out first where the terminal is narrow."""
+
+    heading: str
+    cell: Callable[[Row], str]
+    right: bool = True
+    keep: int = 9
+
+
+def width() -> int:
+    """Columns to print: the terminal's up to WIDTH, WIDTH where there is no terminal."""
+    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
+
+
+def short(value: float | None, digits: int = 4) -> str:
+    """A figure of about four digits, large ones as k and M."""
+    if value is None:
+        return "-"
+    if value >= 1e7:
+        return f"{value / 1e6:.3g}M"
+    if value >= 1e5:
+        return f"{value / 1e3:.3g}k"
+    return f"{value:.{digits}g}" if value < 1000 else f"{value:.0f}"
+
+
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns that say something about these rows."""
+    loads = len({row["concurrency"] for row in rows}) > 1 or any(row["concurrency"] != 1 for row in rows)
+    priced = any(row["usd_per_mtok"] is not None for row in rows)
+    columns = [
+        Column("#", lambda row: f"{'~' if row['tie'] else ''}{row['rank'] or ''}"),
+        Column("plan", lambda row: str(row["plan"]), right=False),
+        Column("load", lambda row: str(row["concurrency"]), keep=8) if loads else None,
+        Column("TTFT ms", lambda row: short(row["ttft_ms"]), keep=7),
+        Column("TPOT ms", lambda row: short(row["tpot_ms"])),
+        Column("latency ms", lambda row: short(row["latency_ms"]), keep=4),
+        Column("tok/s", lambda row: short(row["tokens_per_s"]), keep=6),
+        Column("/chip", lambda row: short(row["tokens_per_s_per_gpu"]), keep=2),
+        Column("$/Mtok", lambda row: short(row["usd_per_mtok"], 3), keep=3) if priced else None,
+        Column("GiB/chip", lambda row: f"{row['memory_gib']:.1f}", keep=1),
+        Column("max load", lambda row: str(row["max_concurrency"]), keep=0),
+        Column("bound", lambda row: row["bottleneck"] or "-", right=False, keep=5),
+    ]
+    return [column for column in columns if column is not None]
+
+
+def lay_out(columns: Sequence[Column], rows: Sequence[Row], limit: int) -> list[str]:
+    """A heading and a line for each row, in at most `limit` columns where leaving out columns can do it."""
+    cells = {column.heading: [column.cell(row) for row in rows] for column in columns}
+    widths = {heading: max([len(heading), *map(len, column)]) for heading, column in cells.items()}
+    kept = list(columns)
+    while (
+        sum(widths[column.heading] + len(GAP) for column in kept) - len(GAP) > limit and min(c.keep for c in kept) < 9
+    ):
+        kept.remove(min(kept, key=lambda column: column.keep))
+
+    def line(texts: Sequence[str]) -> str:
+        padded = [
+            text.rjust(widths[column.heading]) if column.right else text.ljust(widths[column.heading])
+            for text, column in zip(texts, kept, strict=True)
+        ]
+        return GAP.join(padded).rstrip()
+
+    lines = [line([column.heading for column in kept])]
+    lines += [line([cells[column.heading][index] for column in kept]) for index in range(len(rows))]
+    return lines
+
+
+def results_lines(results: Results) -> tuple[list[str], list[str]]:
+    """(lines of the table, the style of each)."""
+    rows = results.rows()
+    lines = lay_out(_columns(rows), rows, width())
+    return lines, ["bold underline", *(COLOURS.get(row["bottleneck"] or "", "") for row in rows)]
+
+
+def show(lines: Sequence[str], styles: Sequence[str] = ()) -> None:
+    """Prints lines, styled where stdout is a terminal."""
+    if sys.stdout.isatty():
+        from rich.console import Console  # noqa: PLC0415 (see the module's text)
+        from rich.text import Text  # noqa: PLC0415
+
+        console = Console(highlight=False, soft_wrap=True)
+        for index, line in enumerate(lines):
+            console.print(Text(line, style=styles[index] if index < len(styles) else ""))
+    else:
+        print("\n".join(lines))
+
+
+def paragraphs(texts: Sequence[str]) -> list[str]:
+    """Sentences as lines of the printing width."""
+    return [line for text in texts for line in textwrap.wrap(text, width(), break_on_hyphens=False)]
+
+
+def print_results(results: Results) -> None:
+    """Rows as a table."""
+    show(*results_lines(results))
+
+
+def print_ranking(ranking: Ranking, shown: Results) -> None:
+    """A ranking's first rows and its caption."""
+    print_results(shown)
+    texts = caption(ranking)
+    if len(shown) < len(ranking.results):
+        texts = [f"... {len(ranking.results) - len(shown)} more plans (--top 0 shows all).", *texts]
+    show(paragraphs(texts))
+
+
+def print_estimate(results: Results) -> None:
+    """One priced plan: its row, where the time of a token goes, and the memory of the fullest chip."""
+    print_results(results)
+    row = results.row(0)
+    tpot = {bound: column[0] / MS for bound, column in results.tpot_parts.items() if column[0] > 0}
+    texts = []
+    if row["tpot_ms"] is not None:
+        texts.append("TPOT: " + ", ".join(f"{bound} {value:.3g} ms" for bound, value in tpot.items()) + ".")
+    texts.append(
+        f"Fullest chip: weights {row['weights_gib']:.2f} + KV {row['kv_gib']:.2f} + other {row['other_gib']:.2f} = "
+        f"{row['memory_gib']:.2f} of {row['memory_limit_gib']:.2f} GiB; "
+        f"a replica holds {row['kv_capacity_tokens']} tokens."
+    )
+    if row["batch_per_replica"] * row["dp"] < row["concurrency"]:
+        texts.append(f"Only {row['max_concurrency']} of {row['concurrency']} requests fit; the figures are for those.")
+    show(paragraphs(texts))
+
+
+def print_rejected(ranking: Ranking) -> None:
+    """The refused plans with the reason that binds each."""
+    print()
+    rows = [[refused.plan.label, refused.limit, refused.reason] for refused in ranking.refused]
+    print_rows(["refused", "by", "reason"], rows)
+
+
+def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> None:
+    """A plain table of texts; the last column is wrapped to the width."""
+    widths = [max([len(header[i]), *(len(row[i]) for row in rows)]) for i in range(len(header) - 1)]
+    indent = sum(widths) + len(GAP) * len(widths)
+    room = max(20, width() - indent)
+    lines = []
+    for row in [header, *rows]:
+        start = "".join(
+            (t.rjust(w) if h in right else t.ljust(w)) + GAP for t, w, h in zip(row, widths, header, strict=False)
+        )
+        wrapped = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
+        lines += [(start + wrapped[0]).rstrip(), *(" " * indent + more for more in wrapped[1:])]
+    show(lines, ["bold underline"])

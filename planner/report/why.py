@@ -1,0 +1,157 @@
+"""Sentences: why the first plan wins, what the figures stand for, and what they are not sure of."""
+
+from __future__ import annotations
+
+from planner.costs.roofline import BOUNDS
+from planner.ranking import PUBLISHED_ERROR, Ranking, metric
+from planner.specs.engine import Engine
+from planner.specs.hardware import Hardware
+from planner.units import GIB, MS
+
+_UNITS = {
+    "latency": ("latency_ms", "{:.4g} ms", "ms a request"),
+    "ttft": ("ttft_ms", "{:.4g} ms to the first token", "ms of TTFT"),
+    "tpot": ("tpot_ms", "{:.4g} ms a token", "ms a token"),
+    "throughput": ("tokens_per_s", "{:.4g} tokens/s", "chip-ms a token"),
+    "cost": ("gpu_s_per_token", "{:.4g} chip-s a token", "chip-ms a token"),
+}
+_PLAIN = {
+    "compute": "computing",
+    "memory": "reading memory",
+    "network": "communication",
+    "overhead": "fixed overhead",
+    "bubble": "waiting for other stages",
+}
+
+
+def parts_of(ranking: Ranking, index: int) -> dict[str, float]:
+    """What a row's goal is made of, by bound: ms of a request or token, or chip-ms per output token."""
+    results, objective = ranking.results, ranking.request.objective
+    row = results.row(index)
+    answers = max(0, row["osl"] - 1)
+    parts = {}
+    for bound in BOUNDS:
+        ttft, tpot = results.ttft_parts[bound][index] / MS, results.tpot_parts[bound][index] / MS
+        if objective == "ttft":
+            parts[bound] = ttft
+        elif objective == "tpot":
+            parts[bound] = tpot
+        else:
+            parts[bound] = ttft + answers * tpot
+            if objective in ("throughput", "cost"):
+                parts[bound] *= row["gpus"] / (row["concurrency"] * row["osl"])
+    return {bound: float(value) for bound, value in parts.items()}
+
+
+def winner(ranking: Ranking) -> str:
+    """One sentence: what the first plan does better than the second, and by how much."""
+    results, objective = ranking.results, ranking.request.objective
+    column, shown, unit = _UNITS[objective]
+    first = results.row(0)
+    reached = shown.format(first[column]) if first[column] is not None else "no figure"
+    if len(results) == 1:
+        return f"{first['plan']} is the only plan left: {reached}, most of it {_PLAIN[first['bottleneck']]}."
+    second = results.row(1)
+    values = metric(results, objective)
+    margin = (values[1] / values[0] - 1) * 100
+    ours, theirs = parts_of(ranking, 0), parts_of(ranking, 1)
+    if margin < 0.05:
+        tie_break = (
+            f"holds {first['max_concurrency']} requests against {second['max_concurrency']}"
+            if first["max_concurrency"] != second["max_concurrency"]
+            else "uses no more chips"
+        )
+        return f"{first['plan']} comes first ({reached}): as fast as {second['plan']}, and {tie_break}."
+    saved = max(BOUNDS, key=lambda bound: theirs[bound] - ours[bound])
+    return (
+        f"{first['plan']} comes first: {reached}, {margin:.1f} % ahead of {second['plan']}, "
+        f"for less {_PLAIN[saved]} ({ours[saved]:.3g} against {theirs[saved]:.3g} {unit})."
+    )
+
+
+def assumed(hardware: Hardware, engine: Engine, across: bool) -> list[str]:
+    """Groups of constants behind these figures that nobody measured."""
+    unsure = [
+        f"{kind.replace('_', ' ')}"
+        for kind, by_dtype in hardware.kernels.items()
+        if any(constants.provenance.status == "assumed" for constants in by_dtype.values())
+    ]
+    levels = hardware.network if across else hardware.network[:1]
+    for level in levels:
+        if any(row.level == level.name and row.provenance.status == "assumed" for row in hardware.collectives):
+            unsure.append(f"collectives over {level.name}")
+    if engine.host.provenance.status == "assumed" and engine.host.step_us:
+        unsure.append("host time")
+    return unsure
+
+
+def caption(ranking: Ranking) -> list[str]:
+    """The lines below a ranked table: workload, limits, how many plans, why, how sure."""
+    request, results = ranking.request, ranking.results
+    work, first = request.workload, results.row(0)
+    load = (
+        "concurrency searched"
+        if work.concurrency is None and first["concurrency"] != 1
+        else f"concurrency {first['concurrency']}"
+    )
+    where = (
+        f"slice {ranking.placement.slice} of {request.hardware.name}"
+        if ranking.placement.slice
+        else f"{request.gpus} x {request.hardware.name}"
+    )
+    lines = [
+        f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
+        f"{request.engine.name} {request.engine.version}; {work.isl} tokens in, {work.osl} out, {load}, "
+        f"{work.schedule} batching; for {request.objective}.",
+        f"{ranking.plans} plans looked at{f' at {ranking.points} loads' if ranking.points > ranking.plans else ''}, "
+        f"{len(ranking.refused)} refused (--rejected says why); {_limits(ranking)}.",
+        winner(ranking)
+        if not request.pareto
+        else "Pareto: no other plan has both a lower TPOT and more tokens/s per chip.",
+    ]
+    idle = _idle(ranking)
+    if idle:
+        lines.append(idle)
+    notes = [f"~ = within {PUBLISHED_ERROR:.0%} of the row above: a tie (error assumed until measured)."]
+    unsure = assumed(request.hardware, request.engine, request.gpus > (request.hardware.domain or request.gpus))
+    if unsure:
+        notes.append(f"Assumed, not measured: {', '.join(unsure)}.")
+    if request.model.unverified or (request.model.published and request.model.published.unverified):
+        notes.append(f"Facts of {request.model.name} marked unverified: see `plan show {request.model.name}`.")
+    if request.objective == "cost" and first["usd_per_mtok"] is None:
+        notes.append(f"No price for {request.hardware.name}: ranked by chip-seconds per token (--price gives one).")
+    elif request.hardware.price and request.usd_per_chip_hour is None:
+        listed = request.hardware.price
+        notes.append(f"$ at {listed.usd_per_chip_hour:g} per chip-hour ({listed.offer}, {listed.date}).")
+    return [*lines, " ".join(notes)]
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _limits(ranking: Ranking) -> str:
+    limits = ranking.request.limits
+    budget, chip = ranking.results.row(0)["memory_limit_gib"], ranking.request.hardware.chip.memory_bytes / GIB
+    texts = [f"{budget:.1f} of {chip:.1f} GiB per chip"]
+    texts += [
+        f"{name} <= {getattr(limits, name) / MS:g} ms"
+        for name in ("ttft", "tpot", "latency")
+        if getattr(limits, name) is not None
+    ]
+    return "limits: " + ", ".join(texts)
+
+
+def _idle(ranking: Ranking) -> str | None:
+    """A sentence where chips of the first plan have nothing to do."""
+    first = ranking.results.row(0)
+    replicas = min(first["dp"], first["concurrency"])
+    busy = replicas * first["tp"] * first["pp"] * first["cp"]
+    if busy >= first["gpus"]:
+        return None
+    reason = (
+        f"{_plural(first['concurrency'], 'request')} in flight can keep only {replicas} of {first['dp']} replicas busy"
+        if replicas < first["dp"]
+        else f"{first['plan']} leaves {first['idle_gpus']} of {first['gpus']} chips idle, which are paid for"
+    )
+    return f"{reason}: {busy} chips suffice for this."
