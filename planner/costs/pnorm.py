@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 Num = Any
+_TINY = 1e-300  # keeps 0 / 0 at 0 and is lost beside any real time
 
 
 def pnorm(terms: list[Num], p: float) -> Num:
@@ -23,9 +24,9 @@ def pnorm(terms: list[Num], p: float) -> Num:
     largest = _largest(terms)
     if math.isinf(p):
         return largest
-    scale = np.where(largest > 0, largest, 1.0)
+    scale = largest + _TINY
     powers = [(term / scale) ** p for term in terms]
-    return scale * sum(powers[1:], powers[0]) ** (1 / p) * (largest > 0)
+    return largest * sum(powers[1:], powers[0]) ** (1 / p)
 
 
 def pnorm_shares(terms: list[Num], p: float) -> list[Num]:
@@ -41,13 +42,13 @@ def pnorm_shares(terms: list[Num], p: float) -> list[Num]:
         if math.isinf(p):
             of_first = np.where(first >= second, largest, 0.0)
             return [of_first, largest - of_first]
-        power = (np.minimum(first, second) / np.where(largest > 0, largest, 1.0)) ** p
+        power = (np.minimum(first, second) / (largest + _TINY)) ** p
         norm = largest * (1 + power) ** (1 / p)
         of_largest = norm / (1 + power)
         of_first = np.where(first >= second, of_largest, norm - of_largest)
         return [of_first, norm - of_first]
     largest = _largest(terms)
-    scale = np.where(largest > 0, largest, 1.0)
+    scale = largest + _TINY
     if math.isinf(p):
         winner = np.stack(np.broadcast_arrays(*terms)).argmax(axis=0)
         return [np.where(winner == index, largest, 0.0) for index in range(len(terms))]

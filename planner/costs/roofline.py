@@ -30,7 +30,7 @@ class Parts(NamedTuple):
         present = [value for value in self if not _absent(value)]
         return sum(present[1:], present[0]) if present else 0.0
 
-    def __add__(self, other: Parts) -> Parts:
+    def __add__(self, other: Parts) -> Parts:  # type: ignore[override]
         return Parts(
             plus(self.compute, other.compute),
             plus(self.memory, other.memory),

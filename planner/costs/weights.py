@@ -22,6 +22,8 @@ class Shard(NamedTuple):
     kv_heads: Num
     ffn: Num
     vocab: Num
+    layer: LayerWeights | None = None
+    """Elements of one layer, counted once for all passes that read them."""
 
     @classmethod
     def of(cls, model: Model, tp: Num, vocabulary_multiple: int = 1) -> Shard:
@@ -32,13 +34,14 @@ class Shard(NamedTuple):
         """
         tp = np.asarray(tp, dtype=float)
         padded = -(-model.vocab // vocabulary_multiple) * vocabulary_multiple
-        return cls(
+        sizes = cls(
             tp=tp,
             heads=np.ceil(model.attention.heads / tp),
             kv_heads=np.maximum(1.0, np.ceil(model.attention.kv_heads / tp)),
             ffn=np.ceil(model.ffn.hidden / tp),
             vocab=np.ceil(padded / tp),
         )
+        return sizes._replace(layer=layer_weights(model, sizes))
 
 
 class LayerWeights(NamedTuple):
@@ -71,6 +74,8 @@ class LayerWeights(NamedTuple):
 
 def layer_weights(model: Model, shard: Shard) -> LayerWeights:
     """Elements of one layer on one rank (Megatron: columns then rows; norms and row biases on every rank)."""
+    if shard.layer is not None:
+        return shard.layer
     d, attention, ffn = model.hidden, model.attention, model.ffn
     qkv_width = (shard.heads + 2 * shard.kv_heads) * attention.head_dim
     norms = model.norm.per_layer * model.norm.vectors * d + (2 * attention.head_dim if attention.qk_norm else 0)

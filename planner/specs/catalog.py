@@ -7,6 +7,7 @@ name from the directories in PLAN_CONFIG_PATH, which are searched first.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ Spec = TypeVar("Spec", Model, Hardware, Engine)
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LOADED: dict[tuple[str, str], Any] = {}
+_NAMES = re.compile(r"^(?:aliases|hf_ids):.*(?:\n[ -].*)*", re.MULTILINE)
 _LARGEST = 4 * 2**20  # a specification is a few KiB; anything near this is another kind of file
 
 
@@ -238,14 +240,19 @@ def _path_of(family: Family[Any], name: str) -> Path | None:
                 text = path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError):
                 continue
-            if wanted in text.lower() and wanted in _other_names(path):
+            if wanted in text.lower() and wanted in _other_names(path, text):
                 return path
     return None
 
 
-def _other_names(path: Path) -> list[str]:
-    raw = _read(path)
-    return [str(other).lower() for other in (path.stem, *(raw.get("aliases") or ()), *(raw.get("hf_ids") or ()))]
+def _other_names(path: Path, text: str) -> list[str]:
+    """Every name of a file, lower case. Only the lines of its names are parsed: a look-up reads many files."""
+    lines = _NAMES.findall(text)
+    try:
+        raw = yaml.load("\n".join(lines), Loader) if lines else {}
+    except yaml.YAMLError:
+        raw = {}
+    return [str(name).lower() for name in (path.stem, *(name for names in raw.values() for name in names or ()))]
 
 
 def _unknown(name: str, families: tuple[Family[Any], ...]) -> InputError:
@@ -269,7 +276,8 @@ def _every_name(family: Family[Any]) -> Iterator[tuple[str, str]]:
     for folder in _folders(family):
         for path in sorted(folder.glob("*.yaml")):
             try:
-                for other in _other_names(path):
-                    yield other, path.stem
-            except SpecError:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError):
                 continue
+            for other in _other_names(path, text):
+                yield other, path.stem

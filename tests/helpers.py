@@ -1,0 +1,89 @@
+"""Runs the `plan` command for tests: inside this process, which is fast, or as a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from csv import DictReader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from planner.command import main
+from planner.specs import catalog
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = ROOT / "configs"
+
+
+class Completed(NamedTuple):
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """Stdout read as CSV with a header."""
+        return list(DictReader(io.StringIO(self.out)))
+
+
+def run(*words: object, stdin: str = "") -> Completed:
+    """The command in this process, with streams of its own.
+
+    Exceptions that escape it become what Python makes of them: a traceback and status 1. Numpy's warnings would
+    stand on a user's stderr, so they are errors here.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    collecting = gc.isenabled()
+    with redirect_stdout(out), redirect_stderr(err), _input(stdin), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        try:
+            main([str(word) for word in words])
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        except Exception:
+            traceback.print_exc()
+            status = 1
+        finally:
+            if collecting:  # the command switches the collector off, which suits a short process but not this one
+                gc.enable()
+    return Completed(status, out.getvalue(), err.getvalue())
+
+
+def run_process(*words: object, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
+    """The command as a process of its own, from the checkout."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "cli.py"), *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **(env or {})},
+        **options,
+    )
+    return Completed(done.returncode, done.stdout, done.stderr)
+
+
+def forget_files() -> None:
+    """Makes the catalogue read files anew, as a new process would."""
+    catalog._LOADED.clear()
+    catalog._parsed.cache_clear()
+    catalog._path_of.cache_clear()
+
+
+@contextmanager
+def _input(text: str) -> Iterator[None]:
+    before = sys.stdin
+    sys.stdin = io.StringIO(text)
+    try:
+        yield
+    finally:
+        sys.stdin = before
