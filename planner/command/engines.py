@@ -10,4 +10,4 @@ from planner.report import listing
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    register_list(app, listing.engines, "List the engines in the catalogue.")
+    register_list(app, listing.engines, "List the engines in the catalogue.", frozenset(("memory_fraction",)))

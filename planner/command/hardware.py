@@ -10,4 +10,15 @@ from planner.report import listing
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    register_list(app, listing.hardware, "List the hardware in the catalogue.")
+    register_list(
+        app,
+        listing.hardware,
+        "List the hardware in the catalogue.",
+        frozenset(
+            (
+                "link_gb_per_s",
+                "tdp_w",
+                "engine",
+            )
+        ),
+    )

@@ -13,8 +13,8 @@ from planner.report import tabular
 Rows = Callable[[], list[dict[str, Any]]]
 
 
-def register_list(app: typer.Typer, rows: Rows, text: str) -> None:
-    """Adds a command that prints `rows()`."""
+def register_list(app: typer.Typer, rows: Rows, text: str, hidden: frozenset[str]) -> None:
+    """Adds a command that prints `rows()`; a table, being narrow, leaves out the `hidden` columns."""
 
     def run(
         csv: opt.Csv = None,
@@ -34,8 +34,9 @@ def register_list(app: typer.Typer, rows: Rows, text: str) -> None:
         if not opt.is_piped(csv, json) and not quiet:
             from planner.report.table import print_rows  # noqa: PLC0415 (needed for tables only)
 
-            numeric = frozenset(name for name in header if all(isinstance(r[name], int | float | None) for r in listed))
-            print_rows(header, [[_shown(row[name]) for name in header] for row in listed], numeric)
+            shown = [name for name in header if name not in hidden]
+            numeric = frozenset(name for name in shown if all(isinstance(r[name], int | float | None) for r in listed))
+            print_rows(shown, [[_shown(row[name]) for name in shown] for row in listed], numeric)
 
     run.__doc__ = text
     app.command()(run)

@@ -10,4 +10,15 @@ from planner.report import listing
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    register_list(app, listing.models, "List the models in the catalogue.")
+    register_list(
+        app,
+        listing.models,
+        "List the models in the catalogue.",
+        frozenset(
+            (
+                "active_parameters",
+                "hidden",
+                "weights",
+            )
+        ),
+    )

@@ -245,32 +245,38 @@ def _continuous_prefill(
 
     Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
     replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
+    Where more prompts come than there are decode steps, several share a pass, up to the token budget.
     """
     scheduler, window = replica.engine.scheduler, replica.model.attention.window
     mixed = scheduler.prefill == "mixed"
     riding = micro - 1 if mixed else np.zeros_like(micro)
     context = rows.isl + rows.osl / 2
-    budget = rows.isl if scheduler.chunk_tokens is None else np.maximum(1.0, scheduler.chunk_tokens - riding)
-    chunk = np.minimum(rows.isl, budget)
+    per_step = (b - 1) / np.maximum(rows.osl - 1, 1.0)  # prompts that come while one token is decoded
+    if scheduler.chunk_tokens is None:
+        chunk = rows.isl
+        packed = np.maximum(1.0, per_step) if mixed else np.ones_like(b)
+    else:
+        budget = np.maximum(1.0, scheduler.chunk_tokens - riding)
+        chunk = np.minimum(rows.isl, budget)
+        packed = np.maximum(1.0, np.minimum(per_step, budget / rows.isl))
     whole_chunks = np.ceil(rows.isl / chunk) - 1
     done = whole_chunks * chunk
+    rest = causal_pairs(rows.isl, window) - causal_pairs(done, window)
 
-    def chunk_pass(tokens: Array, pairs: Array, prior: Array, ended: float) -> PassTime:
-        return pass_time(replica, Pass(riding, context, tokens, pairs, prior, prompts=1.0, prompts_ended=ended))
-
-    final = chunk_pass(rows.isl - done, causal_pairs(rows.isl, window) - causal_pairs(done, window), done, 1.0)
+    final = pass_time(replica, Pass(riding, context, packed * (rows.isl - done), packed * rest, done, packed, packed))
     own, slowest = final.whole, final.slowest
     if np.any(whole_chunks > 0):
         several = np.maximum(whole_chunks, 1.0)
-        full = chunk_pass(chunk, causal_pairs(done, window) / several, chunk * (several - 1) / 2, 0.0)
+        pairs = causal_pairs(done, window) / several
+        full = pass_time(replica, Pass(riding, context, chunk, pairs, chunk * (several - 1) / 2, np.ones_like(b)))
         own = own + full.slowest * whole_chunks
         slowest = slowest + full.slowest * whole_chunks
     iterations = whole_chunks + 1
-    processed = rows.isl + iterations * riding
-    if not mixed:
-        return own, processed, slowest
-    replaced = np.minimum(iterations, (rows.osl - 1) / np.maximum(b - 1, 1.0))
-    return own, processed, slowest + decode.slowest * -replaced
+    processed = packed * rows.isl + iterations * riding
+    if mixed:
+        replaced = np.minimum(iterations, packed / np.maximum(per_step, 1e-9))
+        slowest = slowest + decode.slowest * -replaced
+    return own, processed, slowest * (1 / packed)
 
 
 def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) -> tuple[Parts, Array, Parts]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from planner.ranking import Ranking
+from planner.report.figures import short
 from planner.report.why import caption
 from planner.results import Results
 from planner.units import MS
@@ -36,17 +37,6 @@ class Column(NamedTuple):
 def width() -> int:
     """Columns to print: the terminal's up to WIDTH, WIDTH where there is no terminal."""
     return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
-
-
-def short(value: float | None, digits: int = 4) -> str:
-    """A figure of about four digits, large ones as k and M."""
-    if value is None:
-        return "-"
-    if value >= 1e7:
-        return f"{value / 1e6:.3g}M"
-    if value >= 1e5:
-        return f"{value / 1e3:.3g}k"
-    return f"{value:.{digits}g}" if value < 1000 else f"{value:.0f}"
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from planner.costs.roofline import BOUNDS
 from planner.ranking import PUBLISHED_ERROR, Ranking, metric
+from planner.report.figures import short
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.units import GIB, MS
 
 _UNITS = {
-    "latency": ("latency_ms", "{:.4g} ms", "ms a request"),
-    "ttft": ("ttft_ms", "{:.4g} ms to the first token", "ms of TTFT"),
-    "tpot": ("tpot_ms", "{:.4g} ms a token", "ms a token"),
-    "throughput": ("tokens_per_s", "{:.4g} tokens/s", "chip-ms a token"),
-    "cost": ("gpu_s_per_token", "{:.4g} chip-s a token", "chip-ms a token"),
+    "latency": ("latency_ms", "{} ms", "ms a request"),
+    "ttft": ("ttft_ms", "{} ms to the first token", "ms of TTFT"),
+    "tpot": ("tpot_ms", "{} ms a token", "ms a token"),
+    "throughput": ("tokens_per_s", "{} tokens/s", "chip-ms a token"),
+    "cost": ("gpu_s_per_token", "{} chip-s a token", "chip-ms a token"),
 }
 _PLAIN = {
     "compute": "computing",
@@ -48,7 +49,7 @@ def winner(ranking: Ranking) -> str:
     results, objective = ranking.results, ranking.request.objective
     column, shown, unit = _UNITS[objective]
     first = results.row(0)
-    reached = shown.format(first[column]) if first[column] is not None else "no figure"
+    reached = shown.format(short(first[column]))
     if len(results) == 1:
         return f"{first['plan']} is the only plan left: {reached}, most of it {_PLAIN[first['bottleneck']]}."
     second = results.row(1)
@@ -65,7 +66,7 @@ def winner(ranking: Ranking) -> str:
     saved = max(BOUNDS, key=lambda bound: theirs[bound] - ours[bound])
     return (
         f"{first['plan']} comes first: {reached}, {margin:.1f} % ahead of {second['plan']}, "
-        f"for less {_PLAIN[saved]} ({ours[saved]:.3g} against {theirs[saved]:.3g} {unit})."
+        f"for less {_PLAIN[saved]} ({short(ours[saved], 3)} against {short(theirs[saved], 3)} {unit})."
     )
 
 
@@ -103,7 +104,7 @@ def caption(ranking: Ranking) -> list[str]:
         f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
         f"{request.engine.name} {request.engine.version}; {work.isl} tokens in, {work.osl} out, {load}, "
         f"{work.schedule} batching; for {request.objective}.",
-        f"{ranking.plans} plans looked at{f' at {ranking.points} loads' if ranking.points > ranking.plans else ''}, "
+        f"{ranking.plans} plans looked at{f', {ranking.points} with their loads' if ranking.points > ranking.plans else ''}, "
         f"{len(ranking.refused)} refused (--rejected says why); {_limits(ranking)}.",
         winner(ranking)
         if not request.pareto
