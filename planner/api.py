@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from planner.errors import NoPlanError
-from planner.estimating import estimate_points
+from planner.estimating import estimate_one
 from planner.plans.space import Filters
 from planner.ranking import Limits, Objective, Request, rank
 from planner.specs.catalog import load_machine, load_model
@@ -84,11 +83,7 @@ def estimate(model: str | Path, **options: Any) -> dict[str, Any]:
         options: any of `planner.estimating.OPTIONS`, as `tp=8`, `plan="TP8xPP2"`, `concurrency=64`.
 
     Raises:
-        InputError: an option that does not exist.
+        InputError: an option that does not exist, or a value that cannot be used.
         NoPlanError: the plan cannot run; the reason is its text.
     """
-    results = estimate_points({"model": [str(model)], **{name: [value] for name, value in options.items()}}, 1)
-    row = results.row(0)
-    if row["error"]:
-        raise NoPlanError(row["error"])
-    return row
+    return estimate_one({"model": str(model), **options}).row(0)

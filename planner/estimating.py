@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from planner.costs.layers import Structure
 from planner.costs.memory import Budget
 from planner.costs.serving import Rows, Setting, fit, formats_of, price
-from planner.errors import InputError, NoPlanError
+from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.rules import refusal
@@ -58,15 +58,32 @@ def estimate_points(points: Mapping[str, Sequence[Any]], count: int) -> Results:
     Raises:
         InputError: a column that is no option.
     """
-    table = _Table.of(points, count)
+    return _estimated(_Table.of(points, count))
+
+
+def estimate_one(options: Mapping[str, Any]) -> Results:
+    """The result of one point, given by option.
+
+    Raises:
+        InputError: something given cannot be used.
+        NoPlanError: the plan cannot run.
+    """
+    table = _Table.of({name: [value] for name, value in options.items()}, 1)
+    results = _estimated(table)
+    if table.errors[0] is not None:
+        raise table.errors[0]
+    return results
+
+
+def _estimated(table: _Table) -> Results:
     parts: list[tuple[NDArray[np.intp], Results]] = []
     for key, index in table.groups():
         parts.append((index, _price_group(table, key, index)))
     if len(parts) == 1:
         return parts[0][1]
     joined = Results.joined([part for _, part in parts])
-    back = np.empty(count, dtype=int)
-    back[np.concatenate([index for index, _ in parts])] = np.arange(count)
+    back = np.empty(table.count, dtype=int)
+    back[np.concatenate([index for index, _ in parts])] = np.arange(table.count)
     return joined.take(back)
 
 
@@ -78,14 +95,15 @@ class _Table:
     numbers: dict[str, Array]
     codes: dict[str, NDArray[np.int64]]
     values: dict[str, list[str | None]]
-    errors: list[str | None]
+    errors: list[PlannerError | None]
+    """The first thing wrong with each row: bad input, or a plan that cannot run."""
 
     @classmethod
     def of(cls, points: Mapping[str, Sequence[Any]], count: int) -> _Table:
         unknown = [name for name in points if name not in OPTIONS]
         if unknown:
             raise InputError(f"unknown column {unknown[0]!r}; known are {', '.join(OPTIONS)}")
-        errors: list[str | None] = [None] * count
+        errors: list[PlannerError | None] = [None] * count
         numbers = {name: _numbers(name, points.get(name), count, errors) for name in NUMBERS}
         codes, values = {}, {}
         for name in TEXTS:
@@ -103,13 +121,13 @@ class _Table:
             try:
                 plan = Plan.parse(label)
             except InputError as error:
-                self.fail(rows, str(error))
+                self.fail(rows, error)
                 continue
             for name in DEGREES:
                 given = self.numbers[name][rows]
                 clash = np.isfinite(given) & (given != getattr(plan, name))
                 if clash.any():
-                    self.fail(rows[clash], f"{name} contradicts the plan {label}")
+                    self.fail(rows[clash], InputError(f"{name} contradicts the plan {label}"))
                 self.numbers[name][rows] = getattr(plan, name)
             for name in ("attention", "prefill_attention"):
                 values = self.values[name]
@@ -117,11 +135,11 @@ class _Table:
                     values.append(getattr(plan, name))
                 self.codes[name][rows] = values.index(getattr(plan, name))
 
-    def fail(self, rows: NDArray[np.intp], reason: str) -> None:
+    def fail(self, rows: NDArray[np.intp], error: PlannerError) -> None:
         """Marks rows with the first thing wrong with them."""
         for row in rows:
             if self.errors[row] is None:
-                self.errors[row] = reason
+                self.errors[row] = error
 
     def groups(self) -> list[tuple[dict[str, str | None], NDArray[np.intp]]]:
         """Rows that share every text (and the chips, where a torus makes a slice of them): (texts, row indices)."""
@@ -140,7 +158,7 @@ class _Table:
         ]
 
 
-def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[str | None]) -> Array:
+def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[PlannerError | None]) -> Array:
     if column is None:
         return np.full(count, float(DEFAULTS.get(name, np.nan)))
     if len(column) == 1 and count != 1:
@@ -154,18 +172,18 @@ def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[s
     whole = np.isnan(numbers) | ((numbers >= 1) & (numbers == np.floor(numbers)) & (numbers < 2**53))
     for row in np.flatnonzero(~whole).tolist():
         if errors[row] is None:
-            errors[row] = f"{name} must be a whole number of at least 1, found {column[row]}"
+            errors[row] = InputError(f"{name} must be a whole number of at least 1, found {column[row]}")
     return np.where(whole, numbers, np.nan)
 
 
-def _number(name: str, value: Any, row: int, errors: list[str | None]) -> float:
+def _number(name: str, value: Any, row: int, errors: list[PlannerError | None]) -> float:
     if value is None or (isinstance(value, str) and not value.strip()):
         return np.nan
     try:
         return float(value)
     except (ValueError, TypeError):
         if errors[row] is None:
-            errors[row] = f"{name} must be a number, found {value!r}"
+            errors[row] = InputError(f"{name} must be a number, found {value!r}")
         return np.nan
 
 
@@ -186,7 +204,7 @@ def _price_group(table: _Table, key: dict[str, str | None], index: NDArray[np.in
     try:
         setting = _setting(table, key, index)
     except (InputError, NoPlanError) as error:
-        table.fail(index, str(error))
+        table.fail(index, error)
         return _unpriced(table, key, index)
     columns = {name: table.numbers[name][index] for name in NUMBERS}
     for name in DEGREES:
@@ -205,7 +223,7 @@ def _price_group(table: _Table, key: dict[str, str | None], index: NDArray[np.in
     fitted = fit(setting, rows, clip=True)
     for place in np.flatnonzero(sound & (fitted.batch < 1)):
         reason = memory_reasons(setting, fitted, np.maximum(rows.concurrency, 1.0))[place]
-        table.fail(index[[place]], reason or "no request fits")
+        table.fail(index[[place]], NoPlanError(reason or "no request fits"))
     with np.errstate(invalid="ignore", divide="ignore"):
         priced = price(setting, rows, fitted)
     plans, which = _plans(rows, columns, key)
@@ -281,16 +299,16 @@ def _check(
         try:
             placement = Placement.of(setting.hardware, chips, key["slice"])
             reason = refusal(setting.model, setting.engine, placement, plan)
-        except (InputError, NoPlanError) as error:
-            reason = str(error)
-        if reason:
-            table.fail(index[inverse == code], reason)
+            if reason:
+                raise NoPlanError(reason)
+        except PlannerError as error:
+            table.fail(index[inverse == code], error)
     longest = setting.model.max_context
     for row in np.flatnonzero((columns["isl"] + columns["osl"] > longest) & (max_context == 0)):
         try:
             check_context(setting.model, columns["isl"][row], columns["osl"][row], None)
         except InputError as error:
-            table.fail(index[[row]], str(error))
+            table.fail(index[[row]], error)
 
 
 def _safe(rows: Rows, sound: NDArray[np.bool_]) -> Rows:
@@ -324,7 +342,7 @@ def _distinct(columns: Sequence[Array]) -> tuple[NDArray[np.intp], NDArray[np.in
 
 def _marked(table: _Table, results: Results, index: NDArray[np.intp]) -> Results:
     """Errors into their column; rows with one keep what was asked and lose every figure."""
-    errors = texts([table.errors[row] for row in index], len(index))
+    errors = _texts_of(table, index)
     results.columns["error"] = errors
     failed = np.array([error is not None for error in errors])
     if failed.any():
@@ -345,6 +363,11 @@ def _marked(table: _Table, results: Results, index: NDArray[np.intp]) -> Results
     return results
 
 
+def _texts_of(table: _Table, index: NDArray[np.intp]) -> Column:
+    errors = [table.errors[row] for row in index]
+    return texts([None if error is None else str(error) for error in errors], len(errors))
+
+
 def _unpriced(table: _Table, key: dict[str, str | None], index: NDArray[np.intp]) -> Results:
     """Rows of a group that cannot be priced at all: what was asked, and the error."""
     count = len(index)
@@ -359,6 +382,6 @@ def _unpriced(table: _Table, key: dict[str, str | None], index: NDArray[np.intp]
             columns[name] = texts(None, count)
         else:
             columns[name] = np.full(count, np.nan)
-    columns["error"] = texts([table.errors[row] for row in index], count)
+    columns["error"] = _texts_of(table, index)
     empty = {bound: np.full(count, np.nan) for bound in ("compute", "memory", "network", "overhead", "bubble")}
     return Results(columns, empty, dict(empty))

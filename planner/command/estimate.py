@@ -11,7 +11,7 @@ import typer
 
 from planner.command import options as opt
 from planner.errors import InputError, NoPlanError
-from planner.estimating import CHOICES, DEFAULTS, OPTIONS, estimate_points
+from planner.estimating import CHOICES, DEFAULTS, OPTIONS, estimate_one, estimate_points
 from planner.report import tabular
 from planner.results import COLUMNS, Results
 
@@ -93,10 +93,7 @@ def run(
         return
     if model is None:
         raise InputError("no model: give --model, or --points with a column `model`")
-    results = estimate_points({name: [value] for name, value in given.items()}, 1)
-    row = results.row(0)
-    if row["error"]:
-        raise NoPlanError(row["error"])
+    results = estimate_one(given)
     if csv is not None:
         tabular.write(csv, tabular.results_csv(results, header=not no_header))
     if json is not None:

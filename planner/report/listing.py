@@ -98,7 +98,7 @@ def outline(value: Any, indent: int = 0) -> Iterator[str]:
         elif isinstance(item, tuple):
             yield f"{pad}{key}: {', '.join(map(str, item))}"
         else:
-            yield f"{pad}{key}: {item}"
+            yield f"{pad}{key}: {str(item).lower() if isinstance(item, bool) else item}"
 
 
 def nested(value: Any) -> Any:

@@ -104,8 +104,7 @@ def caption(ranking: Ranking) -> list[str]:
         f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
         f"{request.engine.name} {request.engine.version}; {work.isl} tokens in, {work.osl} out, {load}, "
         f"{work.schedule} batching; for {request.objective}.",
-        f"{ranking.plans} plans looked at{f', {ranking.points} with their loads' if ranking.points > ranking.plans else ''}, "
-        f"{len(ranking.refused)} refused (--rejected says why); {_limits(ranking)}.",
+        f"{_looked_at(ranking)}, {len(ranking.refused)} refused (--rejected says why); {_limits(ranking)}.",
         winner(ranking)
         if not request.pareto
         else "Pareto: no other plan has both a lower TPOT and more tokens/s per chip.",
@@ -129,6 +128,11 @@ def caption(ranking: Ranking) -> list[str]:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _looked_at(ranking: Ranking) -> str:
+    loads = f", {ranking.points} with their loads" if ranking.points > ranking.plans else ""
+    return f"{_plural(ranking.plans, 'plan')} looked at{loads}"
 
 
 def _limits(ranking: Ranking) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -24,6 +24,7 @@ from planner.specs.structure import trusted, validated
 Spec = TypeVar("Spec", Model, Hardware, Engine)
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACKAGE = Path(__file__).resolve().parent.parent
+_KERNEL = ("kernel", "op", "level", "algorithm")  # what makes two rows of a hardware file the same
 _LOADED: dict[tuple[str, str], Any] = {}
 _NAMES = re.compile(r"^(?:aliases|hf_ids):.*(?:\n[ -].*)*", re.MULTILINE)
 _LARGEST = 4 * 2**20  # a specification is a few KiB; anything near this is another kind of file
@@ -57,12 +58,11 @@ def load_hardware(name: str | Path, engine: Engine | None = None) -> Hardware:
     Raises:
         InputError: as `load_model`.
     """
-    plain = _load(HARDWARE, str(name))
-    if engine is None or plain.name not in engine.chips:
-        return plain
+    if engine is None or not engine.chips:
+        return _load(HARDWARE, str(name))
     path, shipped = _locate(HARDWARE, str(name))
-    raw, trust = _extended(HARDWARE, path, shipped)
-    return _build(HARDWARE, merge(raw, engine.chips[plain.name]), path, trust)
+    raw, trust = _extended(HARDWARE, path, shipped, engine.chips)
+    return _build(HARDWARE, raw, path, trust)
 
 
 def load_engine(name: str | Path) -> Engine:
@@ -108,6 +108,10 @@ def find(name: str, families: tuple[Family[Any], ...] = (MODELS, HARDWARE, ENGIN
 
 def _family_of_file(path: Path) -> Family[Any]:
     raw = _read(path)
+    base = raw.get("extends")
+    if base is not None:
+        beside = path.parent / str(base)
+        return _family_of_file(beside) if beside.is_file() else find(str(base))
     if "chip" in raw or "network" in raw:
         return HARDWARE
     return ENGINES if "scheduler" in raw or "host" in raw else MODELS
@@ -137,8 +141,14 @@ def _locate(family: Family[Any], name: str) -> tuple[Path, bool]:
     return found, found.is_relative_to(_shipped(family))
 
 
-def _extended(family: Family[Any], path: Path, shipped: bool) -> tuple[dict[str, Any], bool]:
-    """A file's keys laid over those of the file it extends; trusted only where both are shipped."""
+def _extended(
+    family: Family[Any], path: Path, shipped: bool, overrides: Mapping[str, dict[str, Any]] | None = None
+) -> tuple[dict[str, Any], bool]:
+    """A file's keys laid over those of the file it extends; trusted only where both are shipped.
+
+    `overrides` (an engine's, by name) are laid on the file of that name, before a file that extends it.
+    """
+    overrides = overrides or {}
     chain: list[Path] = []
     layers: list[dict[str, Any]] = []
     while True:
@@ -150,39 +160,41 @@ def _extended(family: Family[Any], path: Path, shipped: bool) -> tuple[dict[str,
         layers.append(raw)
         if base is None:
             break
-        parent = Path(str(base)) if Path(str(base)).is_file() else _path_of(family, str(base))
+        beside = path.parent / str(base)
+        parent = beside if beside.is_file() else _path_of(family, str(base))
         if parent is None:
             raise SpecError(path, "extends", str(_unknown(str(base), (family,))))
         path, shipped = parent, shipped and parent.is_relative_to(_shipped(family))
-    merged = layers.pop()
-    for own in ("aliases", "hf_ids", "published"):
-        if layers:
-            merged.pop(own, None)
+    merged: dict[str, Any] = {}
     while layers:
-        merged = merge(merged, layers.pop())
+        layer = layers.pop()
+        for own in ("aliases", "hf_ids", "published"):  # another model's names and count
+            merged.pop(own, None)
+        merged = merge(merged, layer)
+        merged = merge(merged, overrides.get(str(layer.get("name")), {}))
     return merged, shipped
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`: mappings are merged key by key, anything else is replaced.
 
-    Rows of `collectives` replace their like (same kernel, op, level and algorithm) and are added to the rest.
+    Rows of a hardware file's `collectives` replace their like (same kernel, op, level and algorithm) and are added to
+    the rest; an engine's are rules in an order, and replaced whole.
     """
     result = dict(base)
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(result.get(key), dict):
             result[key] = merge(result[key], value)
-        elif key == "collectives" and isinstance(value, list) and isinstance(result.get(key), list):
-            identity = ("kernel", "op", "level", "algorithm")
-            rows = {
-                tuple(row.get(part) for part in identity): row
-                for row in [*result[key], *value]
-                if isinstance(row, dict)
-            }
+        elif key == "collectives" and _are_kernels(value) and _are_kernels(result.get(key)):
+            rows = {tuple(row[part] for part in _KERNEL): row for row in [*result[key], *value]}
             result[key] = list(rows.values())
         else:
             result[key] = value
     return result
+
+
+def _are_kernels(rows: Any) -> bool:
+    return isinstance(rows, list) and all(isinstance(row, dict) and set(_KERNEL) <= row.keys() for row in rows)
 
 
 def _read(path: Path) -> dict[str, Any]:
