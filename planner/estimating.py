@@ -18,7 +18,7 @@ from planner.plans.plan import Plan
 from planner.plans.rules import refusal
 from planner.ranking import OBJECTIVES, check_context, memory_reasons
 from planner.results import COLUMNS, Column, Results, results_of, texts
-from planner.specs.catalog import load_machine, load_model
+from planner.specs.catalog import load_hardware, load_machine, load_model
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
 from planner.units import parse_bytes
 
@@ -141,6 +141,18 @@ class _Table:
             if self.errors[row] is None:
                 self.errors[row] = error
 
+    def _by_slice(self, key: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Groups divided by chips as well, where some hardware is a torus: each count gets a slice of its own."""
+        names = [name or DEFAULTS["hardware"] for name in self.values["hardware"]]
+        if not any(_is_torus(name) for name in names):
+            return key
+        product = np.prod([np.nan_to_num(self.numbers[name], nan=1.0) for name in ("tp", "pp", "dp", "cp")], axis=0)
+        chips, codes = np.unique(
+            np.where(np.isnan(self.numbers["gpus"]), product, self.numbers["gpus"]), return_inverse=True
+        )
+        divided: NDArray[np.int64] = np.unique(key * len(chips) + codes, return_inverse=True)[1]
+        return divided
+
     def groups(self) -> list[tuple[dict[str, str | None], NDArray[np.intp]]]:
         """Rows that share every text (and the chips, where a torus makes a slice of them): (texts, row indices)."""
         key = np.zeros(self.count, dtype=np.int64)
@@ -148,6 +160,7 @@ class _Table:
             if name != "plan" and len(self.values[name]) > 1:
                 key = key * len(self.values[name]) + self.codes[name]
                 _, key = np.unique(key, return_inverse=True)
+        key = self._by_slice(key)
         if not key.any():
             return [({name: self.values[name][self.codes[name][0]] for name in TEXTS}, np.arange(self.count))]
         order = np.argsort(key, kind="stable")
@@ -156,6 +169,13 @@ class _Table:
             ({name: self.values[name][self.codes[name][index[0]]] for name in TEXTS}, index)
             for index in np.split(order, starts[1:])
         ]
+
+
+def _is_torus(hardware: str) -> bool:
+    try:
+        return load_hardware(hardware).torus is not None
+    except InputError:
+        return False  # its rows will say so
 
 
 def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[PlannerError | None]) -> Array:

@@ -261,16 +261,10 @@ def metric(results: Results, objective: str) -> Array:
 def _order(results: Results, objective: str) -> NDArray[np.intp]:
     """Best first; equals by higher max_concurrency, fewer used chips, smaller tp, then the plan's text.
 
-    Times are compared to nine digits, so that two ways of adding the same numbers stay equal.
+    Values are compared to 30 bits, so that two ways of adding the same numbers stay equal.
     """
-    value = metric(results, objective)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        digits = 9 - np.ceil(np.log10(np.abs(value)))
-    value = np.where(
-        np.isfinite(value) & (value > 0),
-        np.round(value * 10.0 ** np.nan_to_num(digits)) / 10.0 ** np.nan_to_num(digits),
-        value,
-    )
+    mantissa, exponent = np.frexp(metric(results, objective))
+    value = np.ldexp(np.round(mantissa * 2**30), exponent)
     used = results["gpus"] - results["idle_gpus"]
     text = results["plan"].astype(str)
     return np.lexsort((text, results["tp"], used, -results["max_concurrency"], value))

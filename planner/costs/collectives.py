@@ -147,9 +147,9 @@ class Network(NamedTuple):
     def _hierarchical(self, row: CollectiveKernel, level: int, ranks: int, domains: int, size: Array) -> Array:
         """All-reduce in three phases: reduce-scatter inside, all-reduce of the shards across, all-gather inside.
 
-        A group that does not fill its domains evenly cannot run so and costs infinity here.
+        A group that leaves a domain part full cannot run so and costs infinity here.
         """
-        if ranks % domains:
+        if ranks % (self.placement.hardware.network[level - 1].chips or 1):
             return np.full(size.shape, np.inf)
         inside = ranks // domains
         phases = np.zeros(size.shape)
@@ -165,14 +165,17 @@ class Network(NamedTuple):
     def _torus(self, row: CollectiveKernel, ranks: int, size: Array) -> Array:
         """Bidirectional rings over every axis of the group's box at once; a line has one wire where a ring has two.
 
-        Gather or scatter: max(hops, bytes sent / all wires); an all-reduce is both; in an all-to-all a byte
-        travels a quarter of a ring (a third of a line) on average (scaling book, sharding).
+        Gather or scatter: max(hops, bytes sent / all wires); an all-reduce is both; in an all-to-all every byte
+        crosses each axis, a quarter of a ring on average, and the longest axis is the slowest (scaling book).
         """
         group = self.placement.torus_groups[ranks]
         rounds = 2 if row.op == "all_reduce" else 1
-        sent = size * group.mean_hops if row.op == "all_to_all" else sent_bytes("ring", row.op, ranks, size)
-        bandwidth = self.placement.hardware.network[0].link * row.bandwidth_fraction * group.wires
-        return np.asarray(pnorm([rounds * group.hops * (row.hop_us or 0.0) * US, sent / bandwidth], row.p))
+        if row.op == "all_to_all":
+            per_wire = size * group.exchange
+        else:
+            per_wire = sent_bytes("ring", row.op, ranks, size) / group.wires
+        bandwidth = self.placement.hardware.network[0].link * row.bandwidth_fraction
+        return np.asarray(pnorm([rounds * group.hops * (row.hop_us or 0.0) * US, per_wire / bandwidth], row.p))
 
     def _domains(self, level: int, ranks: int) -> int:
         """Domains of the level below that a group spans; on the innermost level each chip is one."""

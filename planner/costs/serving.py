@@ -199,8 +199,8 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> 
         stall: Parts = Parts()
         seen = 1.0
     else:
-        prefill, prefill_rows, added = _continuous_prefill(replica, rows, b, micro, decode)
-        stall = added * (b - 1)
+        prefill, prefill_rows, added, packed = _continuous_prefill(replica, rows, micro, decode)
+        stall = added * (b - packed)
         seen = 1.0 if setting.arrivals == "steady" else WAVE_SHARE
     answers = rows.osl > 1
     after = np.where(answers, rows.osl - 1, 1.0)
@@ -239,26 +239,26 @@ def _pipelined(time: PassTime, microbatches: Array) -> Parts:
 
 
 def _continuous_prefill(
-    replica: Replica, rows: Rows, b: Array, micro: Array, decode: PassTime
-) -> tuple[Parts, Array, Parts]:
-    """(a prompt's own iterations, rows they process, what one prefill adds to the others' decoding).
+    replica: Replica, rows: Rows, micro: Array, decode: PassTime
+) -> tuple[Parts, Array, Parts, Array]:
+    """(a prompt's own iterations, rows they process, what one prefill adds to others' decoding, prompts in a pass).
 
     Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
     replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
-    Where more prompts come than there are decode steps, several share a pass, up to the token budget.
+    Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
     """
     scheduler, window = replica.engine.scheduler, replica.model.attention.window
     mixed = scheduler.prefill == "mixed"
-    riding = micro - 1 if mixed else np.zeros_like(micro)
     context = rows.isl + rows.osl / 2
-    per_step = (b - 1) / np.maximum(rows.osl - 1, 1.0)  # prompts that come while one token is decoded
+    waiting = np.maximum(1.0, micro / rows.osl)  # prompts that come in the time of one pass
+    riding = micro - waiting if mixed else np.zeros_like(micro)
     if scheduler.chunk_tokens is None:
         chunk = rows.isl
-        packed = np.maximum(1.0, per_step) if mixed else np.ones_like(b)
+        packed = waiting if mixed else np.ones_like(micro)
     else:
         budget = np.maximum(1.0, scheduler.chunk_tokens - riding)
         chunk = np.minimum(rows.isl, budget)
-        packed = np.maximum(1.0, np.minimum(per_step, budget / rows.isl))
+        packed = np.maximum(1.0, np.minimum(waiting, budget / rows.isl))
     whole_chunks = np.ceil(rows.isl / chunk) - 1
     done = whole_chunks * chunk
     rest = causal_pairs(rows.isl, window) - causal_pairs(done, window)
@@ -268,15 +268,16 @@ def _continuous_prefill(
     if np.any(whole_chunks > 0):
         several = np.maximum(whole_chunks, 1.0)
         pairs = causal_pairs(done, window) / several
-        full = pass_time(replica, Pass(riding, context, chunk, pairs, chunk * (several - 1) / 2, np.ones_like(b)))
+        full = pass_time(replica, Pass(riding, context, chunk, pairs, chunk * (several - 1) / 2, np.ones_like(micro)))
         own = own + full.slowest * whole_chunks
         slowest = slowest + full.slowest * whole_chunks
     iterations = whole_chunks + 1
     processed = packed * rows.isl + iterations * riding
     if mixed:
-        replaced = np.minimum(iterations, packed / np.maximum(per_step, 1e-9))
-        slowest = slowest + decode.slowest * -replaced
-    return own, processed, slowest * (1 / packed)
+        others = np.maximum(micro - packed, 1e-9)
+        slowest = slowest + decode.slowest * -np.minimum(iterations, packed * (rows.osl - 1) / others)
+    added = slowest * (1 / packed)
+    return own, processed, added * (added.total > 0), packed  # a prompt of one token can cost less than a decode
 
 
 def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) -> tuple[Parts, Array, Parts]:

@@ -23,13 +23,13 @@ class TorusGroup(NamedTuple):
         axes: chips along each axis.
         wires: wires of a chip that carry the collective: two for an axis that closes to a ring, one for a line.
         hops: steps to reach the farthest chip, over all axes.
-        mean_hops: steps to the average chip along the longest axis.
+        exchange: share of what a chip holds that crosses the busiest wire in an all-to-all.
     """
 
     axes: tuple[int, ...]
     wires: int
     hops: float
-    mean_hops: float
+    exchange: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +117,14 @@ class Placement:
         if domain is None or self.slice is not None:
             return np.zeros(np.broadcast_shapes(tp.shape, pp.shape, dp.shape))
         per_domain = np.maximum(1, domain // tp)  # tensor-parallel groups of a domain
-        aligned = (per_domain % pp == 0) | (pp % per_domain == 0) | (dp == 1)
-        return np.where(aligned, np.ceil(pp / per_domain) - 1, np.ceil((pp - 1) / per_domain))
+        worst = (pp - 1) // per_domain  # the first replica starts at a boundary; so do all where one divides the other
+        uneven = (per_domain % pp > 0) & (pp % per_domain > 0) & (dp > 1)
+        if np.any(uneven):
+            for replica in range(1, int(min(np.max(dp), np.max(per_domain)))):
+                start = replica * pp
+                crossed = (start + pp - 1) // per_domain - start // per_domain
+                worst = np.where(uneven & (replica < dp), np.maximum(worst, crossed), worst)
+        return worst
 
 
 def _divisors(number: int) -> list[int]:
@@ -126,12 +132,15 @@ def _divisors(number: int) -> list[int]:
 
 
 def _torus_group(axes: tuple[int, ...], shape: Slice, level: NetworkLevel) -> TorusGroup:
-    wires, hops, mean_hops = 0, 0.0, 0.0
-    for length, whole in zip(axes, shape.axes, strict=True):
+    wires, hops, exchange = 0, 0.0, 0.0
+    closed = [level.wrap_multiple > 0 and whole % level.wrap_multiple == 0 for whole in shape.axes]
+    if level.wrap_together and not all(closed):
+        closed = [False] * len(closed)
+    for length, whole, closes in zip(axes, shape.axes, closed, strict=True):
         if length == 1:
             continue
-        ring = length == whole and level.wrap_multiple > 0 and whole % level.wrap_multiple == 0
+        ring = closes and length == whole
         wires += 2 if ring else 1
         hops += length / 2 if ring else length - 1
-        mean_hops = max(mean_hops, length / 4 if ring else length / 3)
-    return TorusGroup(axes, wires, hops, mean_hops)
+        exchange = max(exchange, length / 4 / (2 if ring else 1))
+    return TorusGroup(axes, wires, hops, exchange)

@@ -96,6 +96,8 @@ class NetworkLevel(NamedTuple):
     """Legal shapes of a torus, as 4x4x4, in the order in which equally large ones are preferred."""
     wrap_multiple: CountOrZero = 0
     """An axis of a torus closes to a ring when its length is a multiple of this (0 = never)."""
+    wrap_together: bool = False
+    """Axes close only where all of them may: slices of whole cubes."""
     sources: dict[str, str] = {}
 
     @property
