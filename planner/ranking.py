@@ -83,6 +83,8 @@ def check(request: Request) -> None:
     ):
         if value is not None and value < 1:
             raise InputError(f"{option} must be at least 1, found {value}")
+    if request.objective == "tpot" and work.osl < 2:
+        raise InputError(f"--objective tpot needs answers of at least 2 tokens, --osl is {work.osl}")
     check_context(request.model, work.isl, work.osl, work.max_context)
 
 
