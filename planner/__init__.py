@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from planner.estimating import estimate_points
     from planner.plans.plan import Plan
     from planner.plans.space import Filters
-    from planner.ranking import Limits, Ranking, Request, rank
+    from planner.ranking import Ranking, rank
+    from planner.request import Limits, Request
     from planner.results import COLUMNS, Results
     from planner.specs.catalog import load_engine, load_hardware, load_machine, load_model
     from planner.specs.engine import Engine
@@ -35,13 +36,13 @@ _HOME = {
     "Filters": "plans.space",
     "Hardware": "specs.hardware",
     "InputError": "errors",
-    "Limits": "ranking",
+    "Limits": "request",
     "Model": "specs.model",
     "NoPlanError": "errors",
     "Plan": "plans.plan",
     "PlannerError": "errors",
     "Ranking": "ranking",
-    "Request": "ranking",
+    "Request": "request",
     "Results": "results",
     "SpecError": "errors",
     "Workload": "specs.workload",

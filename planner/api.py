@@ -7,7 +7,8 @@ from typing import Any
 
 from planner.estimating import estimate_one
 from planner.plans.space import Filters
-from planner.ranking import Limits, Objective, Request, rank
+from planner.ranking import rank
+from planner.request import Limits, Objective, Request
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes

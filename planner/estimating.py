@@ -14,12 +14,15 @@ from planner.costs.memory import Budget
 from planner.costs.serving import Rows, Setting, fit, formats_of, price
 from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
-from planner.plans.plan import Plan
+from planner.plans.plan import FFN, Plan
 from planner.plans.rules import refusal
-from planner.ranking import OBJECTIVES, check_context, memory_reasons
+from planner.pricing import memory_reasons
+from planner.request import OBJECTIVES, check_context
 from planner.results import COLUMNS, Column, Results, results_of, texts
 from planner.specs.catalog import load_hardware, load_machine, load_model
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
+from planner.specs.engine import ATTENTION
+from planner.specs.workload import ARRIVALS, SCHEDULES
 from planner.units import parse_bytes
 
 Array = NDArray[np.float64]
@@ -28,10 +31,14 @@ DEGREES = ("tp", "pp", "dp", "ep", "cp")
 NUMBERS = ("gpus", "isl", "osl", "concurrency", "max_context", *DEGREES)
 CHOICES: dict[str, Sequence[str]] = {
     "objective": OBJECTIVES,
-    "schedule": ("continuous", "static"),
-    "arrivals": ("steady", "waves"),
+    "schedule": SCHEDULES,
+    "arrivals": ARRIVALS,
     "weights": tuple(WEIGHTS),
     "kv_cache": tuple(KV_CACHE),
+    "attention": ATTENTION,
+    "prefill_attention": ATTENTION,
+    "ffn": FFN,
+    "prefill_ffn": FFN,
 }
 TEXTS = (
     "model", "hardware", "engine", "objective", "schedule", "arrivals", "weights", "kv_cache", "attention",
@@ -130,10 +137,13 @@ class _Table:
                     self.fail(rows[clash], InputError(f"{name} contradicts the plan {label}"))
                 self.numbers[name][rows] = getattr(plan, name)
             for name in ("attention", "prefill_attention"):
-                values = self.values[name]
-                if getattr(plan, name) not in values:
-                    values.append(getattr(plan, name))
-                self.codes[name][rows] = values.index(getattr(plan, name))
+                values, wanted = self.values[name], getattr(plan, name)
+                clash = np.array([values[code] not in (None, wanted) for code in self.codes[name][rows]])
+                if clash.any():
+                    self.fail(rows[clash], InputError(f"{name} contradicts the plan {label}"))
+                if wanted not in values:
+                    values.append(wanted)
+                self.codes[name][rows] = values.index(wanted)
 
     def fail(self, rows: NDArray[np.intp], error: PlannerError) -> None:
         """Marks rows with the first thing wrong with them."""
@@ -187,6 +197,9 @@ def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[P
         numbers = np.array(column, dtype=float)
     except (ValueError, TypeError):
         numbers = np.array([_number(name, value, row, errors) for row, value in enumerate(column)])
+    for row in np.flatnonzero(np.isnan(numbers)).tolist():
+        if errors[row] is None and isinstance(column[row], str) and column[row].strip():
+            errors[row] = InputError(f"{name} must be a number, found {column[row]!r}")
     if name in DEFAULTS:
         numbers = np.where(np.isnan(numbers), float(DEFAULTS[name]), numbers)
     whole = np.isnan(numbers) | ((numbers >= 1) & (numbers == np.floor(numbers)) & (numbers < 2**53))
@@ -241,9 +254,10 @@ def _price_group(table: _Table, key: dict[str, str | None], index: NDArray[np.in
     sound = np.array([table.errors[row] is None for row in index])
     rows = _safe(rows, sound)
     fitted = fit(setting, rows, clip=True)
-    for place in np.flatnonzero(sound & (fitted.batch < 1)):
-        reason = memory_reasons(setting, fitted, np.maximum(rows.concurrency, 1.0))[place]
-        table.fail(index[[place]], NoPlanError(reason or "no request fits"))
+    unmet = np.where(fitted.batch < 1, rows.concurrency, 0.0)  # a batch that is cut to what fits is no error
+    for place, reason in enumerate(memory_reasons(setting, fitted, unmet)):
+        if reason is not None and sound[place]:
+            table.fail(index[[place]], NoPlanError(reason))
     with np.errstate(invalid="ignore", divide="ignore"):
         priced = price(setting, rows, fitted)
     plans, which = _plans(rows, columns, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from planner.errors import InputError
@@ -34,7 +35,7 @@ def parse_bytes(text: str) -> float:
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     factor = _BYTES.get(match[2].lower()) if match else None
-    if match is None or factor is None or float(match[1]) <= 0:
+    if match is None or factor is None or not 0 < float(match[1]) < math.inf:
         raise InputError(
             f"{text!r} is not a size of memory: expected a positive number with a unit, as in 72GiB or 80GB"
         )

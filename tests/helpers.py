@@ -35,13 +35,20 @@ class Completed(NamedTuple):
         return list(DictReader(io.StringIO(self.out)))
 
 
-def run(*words: object, stdin: str = "") -> Completed:
-    """The command in this process, with streams of its own.
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run(*words: object, stdin: str = "", terminal: bool = False) -> Completed:
+    """The command in this process, with streams of its own; `terminal` makes stdout look like one.
 
     Exceptions that escape it become what Python makes of them: a traceback and status 1. Numpy's warnings would
     stand on a user's stderr, so they are errors here.
     """
-    out, err = io.StringIO(), io.StringIO()
+    out, err = Terminal() if terminal else io.StringIO(), io.StringIO()
     collecting = gc.isenabled()
     with redirect_stdout(out), redirect_stderr(err), _input(stdin), warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -58,13 +65,13 @@ def run(*words: object, stdin: str = "") -> Completed:
     return Completed(status, out.getvalue(), err.getvalue())
 
 
-def run_process(*words: object, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
+def run_process(*words: object, timeout: float = 60, env: Mapping[str, str] | None = None, **options: Any) -> Completed:
     """The command as a process of its own, from the checkout."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "cli.py"), *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout,
         check=False,
         env={**os.environ, **(env or {})},
         **options,

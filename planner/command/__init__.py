@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from importlib import import_module
 from typing import NoReturn
 
@@ -26,7 +27,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 done, 1 a fault of our own, 2 bad input, 3 no plan satisfies it."""
     gc.disable()  # a run is short and its data small; collecting while importing costs more than it frees
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(_run(words))
+    status = _run(words)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # what is left in the buffer must not be tried again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status)
 
 
 def _run(words: list[str]) -> int:
@@ -38,18 +44,17 @@ def _run(words: list[str]) -> int:
         return _call(name, rest)
     except PlannerError as error:
         if debug:
-            raise
+            traceback.print_exc()
         print(f"plan: {error}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # whoever read the output has read enough
     except KeyboardInterrupt:
         print("plan: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
         print(f"plan: internal error, {type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
         return 1
 
@@ -73,10 +78,14 @@ def _call(name: str, words: list[str]) -> int:
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     import_module(f"planner.command.{name}").register(app)
+    command = typer.main.get_command(app)
     try:
-        app(words, prog_name="plan" if name == "rank" else f"plan {name}")
-    except SystemExit as stop:
-        sys.stdout.flush()
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    sys.stdout.flush()
-    return 0
+        status = command.main(words, prog_name="plan" if name == "rank" else f"plan {name}", standalone_mode=False)
+    except SystemExit:
+        return 0  # only where whoever read the output has read enough
+    except Exception as error:
+        if not (hasattr(error, "show") and hasattr(error, "exit_code")):
+            raise
+        error.show()  # a usage error of the command line, with its own text
+        return int(error.exit_code)
+    return status if isinstance(status, int) else 0

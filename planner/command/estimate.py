@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_module
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from planner.command import options as opt
 from planner.errors import InputError, NoPlanError
 from planner.estimating import CHOICES, DEFAULTS, OPTIONS, estimate_one, estimate_points
+from planner.plans.plan import Plan
 from planner.report import tabular
 from planner.results import COLUMNS, Results
 
@@ -83,6 +85,8 @@ def run(
         "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
         "memory_fraction": opt.above_zero(memory_fraction, "--memory-fraction"), "slice": slice_,
     }  # fmt: skip
+    if plan is not None:
+        Plan.parse(plan)
     for name in ("tp", "pp", "dp", "ep", "cp"):
         given[name] = _one(given[name], f"--{name}")
     for name, allowed in CHOICES.items():
@@ -94,10 +98,12 @@ def run(
     if model is None:
         raise InputError("no model: give --model, or --points with a column `model`")
     results = estimate_one(given)
-    if csv is not None:
-        tabular.write(csv, tabular.results_csv(results, header=not no_header))
-    if json is not None:
-        tabular.write(json, tabular.json_text(results.rows()))
+    tabular.write(
+        [
+            (csv, lambda: tabular.results_csv(results, header=not no_header)),
+            (json, lambda: tabular.json_text(results.rows())),
+        ]
+    )
     if not opt.is_piped(csv, json) and not quiet:
         from planner.report.table import print_estimate  # noqa: PLC0415 (needed for tables only)
 
@@ -129,10 +135,13 @@ def _points(
         asked[_option(name)] = column if fallback is None else [cell if cell.strip() else fallback for cell in column]
     results = estimate_points(asked, count)
     failed = int(sum(error is not None for error in results["error"]))
-    if csv is not None or (json is None and not quiet):
-        tabular.write(csv or tabular.STDOUT, _joined_csv(header, columns, results, not no_header))
-    if json is not None:
-        tabular.write(json, tabular.json_text(_joined_rows(header, columns, results)))
+    to_csv = csv or (tabular.STDOUT if json is None and not quiet else None)
+    tabular.write(
+        [
+            (to_csv, lambda: _joined_csv(header, columns, results, not no_header)),
+            (json, lambda: tabular.json_text(_joined_rows(header, columns, results))),
+        ]
+    )
     if failed:
         first = next(error for error in results["error"] if error is not None)
         opt.warn(f"{failed} of {count} rows could not be priced; the first: {first}", quiet)
@@ -147,30 +156,43 @@ def _option(column: str) -> str:
 def _read(points: str) -> tuple[list[str], dict[str, list[str]], int]:
     """(header, cells by column, rows) of a CSV file."""
     try:
-        text = sys.stdin.read() if points == tabular.STDOUT else Path(points).read_text(encoding="utf-8-sig")
+        text = sys.stdin.read() if points == tabular.STDOUT else Path(points).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"--points {points}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError:
         raise InputError(f"--points {points}: is not text: expected CSV in UTF-8") from None
     try:
-        rows = [row for row in csv_module.reader(text.splitlines()) if row]
+        reader = csv_module.reader(io.StringIO(text, newline=""))
+        rows = [(reader.line_num, row) for row in reader if row]
     except csv_module.Error as error:
         raise InputError(f"--points {points}: is not CSV: {error}") from None
     if not rows:
         raise InputError(f"--points {points}: is empty: expected a header with option names and a row for each point")
-    header, *body = rows
-    if len(set(header)) < len(header):
-        raise InputError(f"--points {points}: a column stands twice in the header: {', '.join(header)}")
+    (_, header), *body = rows
+    options = [_option(name) for name in header]
+    twice = [name for name in options if options.count(name) > 1]
+    if twice:
+        raise InputError(f"--points {points}: the column {twice[0]} stands twice in the header")
+    results = [name for name in options if name in COLUMNS and name not in OPTIONS]
+    if results:
+        raise InputError(
+            f"--points {points}: `estimate` itself writes {', '.join(results)}; rename such columns or leave them out"
+        )
     if not any(_option(name) in OPTIONS for name in header):
         raise InputError(
             f"--points {points}: no column of the header is an option; expected some of {', '.join(OPTIONS)}"
         )
     if not body:
         raise InputError(f"--points {points}: has a header but no rows")
-    for number, row in enumerate(body, start=2):
+    for number, row in body:
         if len(row) != len(header):
-            raise InputError(f"--points {points}: line {number} has {len(row)} cells, the header has {len(header)}")
-    return header, {name: list(column) for name, column in zip(header, zip(*body, strict=True), strict=True)}, len(body)
+            raise InputError(f"--points {points}: line {number} has {_cells(len(row))}, the header {len(header)}")
+    cells = zip(*(row for _, row in body), strict=True)
+    return header, {name: list(column) for name, column in zip(header, cells, strict=True)}, len(body)
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"
 
 
 def _new(header: list[str]) -> list[str]:

@@ -14,11 +14,5 @@ def register(app: typer.Typer) -> None:
         app,
         listing.hardware,
         "List the hardware in the catalogue.",
-        frozenset(
-            (
-                "link_gb_per_s",
-                "tdp_w",
-                "engine",
-            )
-        ),
+        frozenset(("domain_chips", "link_gb_per_s", "tdp_w", "engine", "aliases")),
     )

@@ -26,11 +26,13 @@ def register_list(app: typer.Typer, rows: Rows, text: str, hidden: frozenset[str
         opt.check_targets(csv, json)
         listed = rows()
         header = list(listed[0])
-        if csv is not None:
-            cells = ([tabular.cell(row[name]) for name in header] for row in listed)
-            tabular.write(csv, tabular.csv_text(None if no_header else header, cells))
-        if json is not None:
-            tabular.write(json, tabular.json_text(listed))
+        cells = [[tabular.cell(row[name]) for name in header] for row in listed]
+        tabular.write(
+            [
+                (csv, lambda: tabular.csv_text(None if no_header else header, cells)),
+                (json, lambda: tabular.json_text(listed)),
+            ]
+        )
         if not opt.is_piped(csv, json) and not quiet:
             from planner.report.table import print_rows  # noqa: PLC0415 (needed for tables only)
 

@@ -14,11 +14,5 @@ def register(app: typer.Typer) -> None:
         app,
         listing.models,
         "List the models in the catalogue.",
-        frozenset(
-            (
-                "active_parameters",
-                "hidden",
-                "weights",
-            )
-        ),
+        frozenset(("active_parameters", "hidden", "weights", "aliases")),
     )

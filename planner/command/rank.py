@@ -9,14 +9,14 @@ import typer
 
 from planner.command import COMMANDS
 from planner.command import options as opt
-from planner.errors import InputError
-from planner.plans.plan import ATTENTION
 from planner.plans.space import Filters
-from planner.ranking import OBJECTIVES, Limits, Objective, Ranking, Request, rank
+from planner.ranking import Ranking, rank
 from planner.report import tabular
+from planner.request import Limits, Objective, Request
 from planner.results import COLUMNS
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.dtypes import kv_dtype, weight_dtype
+from planner.specs.engine import ATTENTION
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
 
@@ -90,7 +90,6 @@ def run(
     """
     opt.check_targets(csv, json)
     machine, software = load_machine(hardware, engine)
-    limit = opt.above_zero(memory_fraction, "--memory-fraction")
     if weights is not None:
         weight_dtype(weights)
     if kv_cache is not None:
@@ -104,19 +103,19 @@ def run(
             isl,
             osl,
             concurrency,
-            cast(Schedule, opt.choice(schedule, "--schedule", ("continuous", "static"))),
+            cast(Schedule, schedule),
             weights,
             kv_cache,
             max_context,
-            cast(Arrivals, opt.choice(arrivals, "--arrivals", ("steady", "waves"))),
+            cast(Arrivals, arrivals),
         ),
-        cast(Objective, opt.choice(objective, "--objective", OBJECTIVES)),
+        cast(Objective, objective),
         Limits(
-            _seconds(max_ttft, "--max-ttft"),
-            _seconds(max_tpot, "--max-tpot"),
-            _seconds(max_latency, "--max-latency"),
+            _seconds(max_ttft),
+            _seconds(max_tpot),
+            _seconds(max_latency),
             None if memory_limit is None else parse_bytes(memory_limit),
-            limit,
+            opt.above_zero(memory_fraction, "--memory-fraction"),
         ),
         Filters(
             opt.numbers(tp, "--tp"),
@@ -129,19 +128,14 @@ def run(
             opt.choices(ffn, "--ffn", ("1d",)),
             opt.choices(prefill_ffn, "--prefill-ffn", ("1d",)),
         ),
-        opt.above_zero(price, "--price"),
+        price,
         slice_,
         pareto,
     )
-    if limit is not None and limit > 1:
-        raise InputError(f"--memory-fraction must be at most 1, found {limit:g}")
-    if request.limits.memory is not None and request.limits.memory > machine.chip.memory_bytes:
-        raise InputError(f"--memory-limit {memory_limit}: {machine.name} has {machine.chip.memory_gib:g} GiB per chip")
     _output(rank(request), top, csv, json, no_header, rejected, quiet)
 
 
-def _seconds(milliseconds: float | None, option: str) -> float | None:
-    opt.above_zero(milliseconds, option)
+def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds * MS
 
 
@@ -150,12 +144,12 @@ def _output(
 ) -> None:
     shown = ranking.results.take(slice(0, top or None))  # type: ignore[arg-type]
     refused = [_refused_row(ranking, index) for index in range(len(ranking.refused))] if rejected else []
-    if csv is not None:
+
+    def as_csv() -> str:
         text = tabular.results_csv(shown, header=not no_header)
-        text += tabular.csv_text(None, ([tabular.cell(row[name]) for name in COLUMNS] for row in refused))
-        tabular.write(csv, text)
-    if json is not None:
-        tabular.write(json, tabular.json_text([*shown.rows(), *refused]))
+        return text + tabular.csv_text(None, ([tabular.cell(row[name]) for name in COLUMNS] for row in refused))
+
+    tabular.write([(csv, as_csv), (json, lambda: tabular.json_text([*shown.rows(), *refused]))])
     if opt.is_piped(csv, json) or quiet:
         return
     from planner.report.table import print_ranking, print_rejected  # noqa: PLC0415 (rich is needed for tables only)

@@ -35,11 +35,12 @@ def run(
     opt.check_targets(csv, json)
     family = find(name)
     spec = load(family, name)
-    flat = listing.flat(spec)
-    if csv is not None:
-        rows = ([key, tabular.cell(value)] for key, value in flat.items())
-        tabular.write(csv, tabular.csv_text(None if no_header else ["key", "value"], rows))
-    if json is not None:
-        tabular.write(json, tabular.json_text([listing.nested(spec)]))
+    rows = [[key, tabular.cell(value)] for key, value in listing.flat(spec).items()]
+    tabular.write(
+        [
+            (csv, lambda: tabular.csv_text(None if no_header else ["key", "value"], rows)),
+            (json, lambda: tabular.json_text([listing.nested(spec)])),
+        ]
+    )
     if not opt.is_piped(csv, json) and not quiet:
         print("\n".join(listing.outline(spec)))

@@ -125,8 +125,8 @@ class Network(NamedTuple):
             if not waiting.any():
                 return result
         raise InputError(
-            f"engine {self.engine.name} names no kernel for {op} that hardware {hardware.name} has on level "
-            f"{hardware.network[level].name}: add a row to `collectives` of either file"
+            f"collectives: engine {self.engine.name} names no kernel for {op} of {size.max():.0f} B over {ranks} ranks "
+            f"that hardware {hardware.name} has on level {hardware.network[level].name}: add a row to either file"
         )
 
     def _cheapest(self, rows: list[CollectiveKernel], level: int, ranks: int, size: Array) -> Array:

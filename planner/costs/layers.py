@@ -134,15 +134,13 @@ def _gemm(
 
 def _projections(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
     weights, d, dh = layer_weights(model, shard), model.hidden, model.attention.head_dim
-    each, rows, dtype = formats.weights.bytes, work.tokens, formats.compute
-    inputs = model.ffn.inputs * shard.ffn
+    each, plain, rows, dtype = formats.weights.bytes, formats.weights.plain_bytes, work.tokens, formats.compute
+    qkv, heads, inputs = (shard.heads + 2 * shard.kv_heads) * dh, shard.heads * dh, model.ffn.inputs * shard.ffn
     return [
-        _gemm(
-            "qkv", rows, d, (shard.heads + 2 * shard.kv_heads) * dh, weights.qkv * each + weights.qkv_bias * ACT, dtype
-        ),
-        _gemm("out", rows, shard.heads * dh, d, weights.out * each + weights.out_bias * ACT, dtype),
-        _gemm("gate_up", rows, d, inputs, weights.gate_up * each + weights.gate_up_bias * ACT, dtype),
-        _gemm("down", rows, shard.ffn, d, weights.down * each + weights.down_bias * ACT, dtype),
+        _gemm("qkv", rows, d, qkv, weights.qkv * each + weights.qkv_bias * plain, dtype),
+        _gemm("out", rows, heads, d, weights.out * each + weights.out_bias * plain, dtype),
+        _gemm("gate_up", rows, d, inputs, weights.gate_up * each + weights.gate_up_bias * plain, dtype),
+        _gemm("down", rows, shard.ffn, d, weights.down * each + weights.down_bias * plain, dtype),
     ]
 
 
@@ -214,6 +212,7 @@ def _ends(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Oper
     """Embedding before the first layer; behind the last its norm, and for rows that need logits head and sampling."""
     d, native = model.hidden, formats.native
     logits = work.decode_rows + work.prompts_ended
+    head = head_elements(model, shard) * formats.weights.plain_bytes * (logits > 0)
     return [
         Operation("embedding", "elementwise", native, "first", activation_bytes=work.tokens * d * 2 * ACT),
         Operation(
@@ -225,7 +224,7 @@ def _ends(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Oper
             weight_bytes=final_norm_elements(model) * ACT,
             activation_bytes=work.tokens * d * 4 * ACT,
         ),
-        _gemm("head", logits, d, shard.vocab, head_elements(model, shard) * ACT * (logits > 0), native, "last"),
+        _gemm("head", logits, d, shard.vocab, head, native, "last"),
         Operation("sampling", "elementwise", native, "last", activation_bytes=logits * model.vocab * 6.0),
     ]
 
@@ -239,12 +238,15 @@ def _transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure
     logits = (work.decode_rows + work.prompts_ended) * shard.vocab * shard.tp * ACT
     transfers.append(Transfer("logits all-gather", "all_gather", logits, "last"))
     query, kv = attention.heads * dh * ACT / shard.tp, 2 * attention.kv_heads * dh * ACT / shard.tp
+    prompts = np.maximum(work.prompts, 1.0)  # the rank with most requests sends and receives for all its places
+    decoded = np.ceil(work.decode_rows / shard.tp) * shard.tp
+    prefilled = work.prefill_tokens * (np.ceil(prompts / shard.tp) * shard.tp / prompts)
     if structure.attention == "batch":  # Pope et al. section 3.3: Q, K, V from heads to requests, the output back
-        transfers.append(Transfer("heads to batch", "all_to_all", work.decode_rows * (query + kv)))
-        transfers.append(Transfer("batch to heads", "all_to_all", work.decode_rows * query))
+        transfers.append(Transfer("heads to batch", "all_to_all", decoded * (query + kv)))
+        transfers.append(Transfer("batch to heads", "all_to_all", decoded * query))
     if structure.prefill_attention == "batch":
-        transfers.append(Transfer("heads to batch (prefill)", "all_to_all", work.prefill_tokens * (query + kv)))
-        transfers.append(Transfer("batch to heads (prefill)", "all_to_all", work.prefill_tokens * query))
+        transfers.append(Transfer("heads to batch (prefill)", "all_to_all", prefilled * (query + kv)))
+        transfers.append(Transfer("batch to heads (prefill)", "all_to_all", prefilled * query))
     elif structure.attention == "batch":  # the prompt's KV moves to the rank that decodes it
-        transfers.append(Transfer("KV to batch (prefill)", "all_to_all", work.prefill_tokens * kv))
+        transfers.append(Transfer("KV to batch (prefill)", "all_to_all", prefilled * kv))
     return transfers

@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.costs.layers import Formats, Structure
 from planner.costs.weights import Num, Shard, Stages, stage_weight_bytes
+from planner.errors import InputError
 from planner.specs.dtypes import ACTIVATION_BYTES
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
@@ -25,8 +26,17 @@ class Budget(NamedTuple):
     def of(
         cls, hardware: Hardware, engine: Engine, limit: float | None = None, fraction: float | None = None
     ) -> Budget:
-        """The engine's fraction of the chip, another fraction, or a limit in bytes."""
+        """The engine's fraction of the chip, another fraction, or a limit in bytes.
+
+        Raises:
+            InputError: more than the chip has, or a fraction that is none.
+        """
         chip = hardware.chip.memory_bytes
+        if fraction is not None and not 0 < fraction <= 1:
+            raise InputError(f"memory_fraction must be above 0 and at most 1, found {fraction:g}")
+        if limit is not None and limit > chip:
+            has = f"{hardware.name} has {hardware.chip.memory_gib:g} GiB per chip"
+            raise InputError(f"memory_limit {limit / GIB:.6g}GiB: {has}")
         return cls(limit if limit is not None else chip * (fraction or engine.memory.fraction), chip)
 
 

@@ -194,19 +194,18 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> 
     micro = np.ceil(b / microbatches)
     decode = pass_time(replica, Pass(micro, rows.isl + rows.osl / 2))
     step = _pipelined(decode, microbatches)
-    if setting.schedule == "static":
-        prefill, prefill_rows, _ = _static_prefill(replica, rows, b, microbatches)
-        stall: Parts = Parts()
-        seen = 1.0
-    else:
-        prefill, prefill_rows, added, packed = _continuous_prefill(replica, rows, micro, decode)
-        stall = added * (b - packed)
-        seen = 1.0 if setting.arrivals == "steady" else WAVE_SHARE
     answers = rows.osl > 1
     after = np.where(answers, rows.osl - 1, 1.0)
-    tpot = step + stall * (seen / after)
-    ttft = prefill + stall * (1.0 - seen)
-    residence = ttft.total + (rows.osl - 1) * tpot.total + np.where(answers, 0.0, seen * stall.total)
+    if setting.schedule == "static":
+        ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
+        own, tpot, unseen = ttft, step, Parts()
+    else:
+        own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
+        seen = 1.0 if setting.arrivals == "steady" else WAVE_SHARE
+        ttft = own + passes * (1.0 - seen)
+        stall = passes * seen + replaced * -1.0
+        tpot, unseen = step + stall * (1 / after), stall * ~answers
+    residence = ttft.total + (rows.osl - 1) * tpot.total + unseen.total
     latency = ttft.total + (rows.osl - 1) * np.where(answers, tpot.total, 0.0)
 
     chips = rows.tp * rows.pp
@@ -221,7 +220,7 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> 
         tpot=tpot.total * no_answer,
         latency=latency * empty,
         requests_per_s=running / residence * empty,
-        mfu_prefill=useful * prefill_rows / (chips * peak * prefill.total) * empty,
+        mfu_prefill=useful * prefill_rows / (chips * peak * own.total) * empty,
         mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
         ttft_parts=_filled(ttft, rows.length),
         tpot_parts=_filled(tpot, rows.length),
@@ -239,14 +238,15 @@ def _pipelined(time: PassTime, microbatches: Array) -> Parts:
 
 
 def _continuous_prefill(
-    replica: Replica, rows: Rows, micro: Array, decode: PassTime
-) -> tuple[Parts, Array, Parts, Array]:
-    """(a prompt's own iterations, rows they process, what one prefill adds to others' decoding, prompts in a pass).
+    replica: Replica, rows: Rows, b: Array, microbatches: Array, decode: PassTime
+) -> tuple[Parts, Array, Parts, Parts]:
+    """(a prompt's own iterations, rows they process, those of all other prompts, the decode steps these replace).
 
     Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
     replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
     Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
     """
+    micro = np.ceil(b / microbatches)
     scheduler, window = replica.engine.scheduler, replica.model.attention.window
     mixed = scheduler.prefill == "mixed"
     context = rows.isl + rows.osl / 2
@@ -263,25 +263,33 @@ def _continuous_prefill(
     done = whole_chunks * chunk
     rest = causal_pairs(rows.isl, window) - causal_pairs(done, window)
 
-    final = pass_time(replica, Pass(riding, context, packed * (rows.isl - done), packed * rest, done, packed, packed))
+    def seen(prior: Array) -> Array:
+        """Earlier tokens that a chunk reads back: no more than the window leaves in sight."""
+        return prior if window is None else np.minimum(prior, window - 1.0)
+
+    last = packed * (rows.isl - done)
+    final = pass_time(replica, Pass(riding, context, last, packed * rest, seen(done), packed, packed))
     own, slowest = final.whole, final.slowest
     if np.any(whole_chunks > 0):
         several = np.maximum(whole_chunks, 1.0)
-        pairs = causal_pairs(done, window) / several
-        full = pass_time(replica, Pass(riding, context, chunk, pairs, chunk * (several - 1) / 2, np.ones_like(micro)))
+        pairs, prior = causal_pairs(done, window) / several, seen(chunk * (several - 1) / 2)
+        full = pass_time(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro)))
         own = own + full.slowest * whole_chunks
         slowest = slowest + full.slowest * whole_chunks
     iterations = whole_chunks + 1
     processed = packed * rows.isl + iterations * riding
-    if mixed:
-        others = np.maximum(micro - packed, 1e-9)
-        slowest = slowest + decode.slowest * -np.minimum(iterations, packed * (rows.osl - 1) / others)
-    added = slowest * (1 / packed)
-    return own, processed, added * (added.total > 0), packed  # a prompt of one token can cost less than a decode
+    turns = np.maximum(b - packed, 0.0) / packed  # passes of other prompts while this one is served
+    passes = slowest * turns
+    if not mixed:
+        return own, processed, passes, Parts()
+    steps = np.minimum(iterations * turns, (rows.osl - 1) * microbatches)
+    replaced = decode.slowest * steps
+    adds = passes.total > replaced.total  # a prompt of one token can cost less than the decode it replaces
+    return own, processed, passes * adds, replaced * adds
 
 
-def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) -> tuple[Parts, Array, Parts]:
-    """(prefill of the whole batch, rows it processes, nothing): passes of whole microbatches or of the token budget."""
+def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) -> tuple[Parts, Array]:
+    """(prefill of the whole batch, rows it processes): passes of whole microbatches or of the token budget."""
     window = replica.model.attention.window
     total = b * rows.isl
     per_pass = np.ceil(b / microbatches) * rows.isl
@@ -307,4 +315,4 @@ def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array)
         cut = np.where(per_pass % rows.isl == 0, 0.0, np.minimum(rows.isl, done) / 2)  # an average prompt cut in two
         full = some(per_pass, pairs_until(done) / several, cut, ended / several)
         time = time + full.slowest * whole_passes
-    return time, total, Parts()
+    return time, total

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.specs.dtypes import ACTIVATION_BYTES, Dtype
+from planner.specs.dtypes import Dtype
 from planner.specs.engine import Engine
 from planner.specs.model import Model
 
@@ -45,7 +45,7 @@ class Shard(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """Elements of one layer on one rank: matrices (which take the dtype of the weights) and vectors (16 bit)."""
+    """Elements of one layer on one rank: matrices (which may be quantised) and vectors (which are not)."""
 
     qkv: Num
     out: Num
@@ -69,7 +69,7 @@ class LayerWeights(NamedTuple):
 
     def bytes(self, dtype: Dtype) -> Num:
         """Bytes of the layer."""
-        return self.matrices * dtype.bytes + self.vectors * ACTIVATION_BYTES
+        return self.matrices * dtype.bytes + self.vectors * dtype.plain_bytes
 
 
 def layer_weights(model: Model, shard: Shard) -> LayerWeights:
@@ -148,9 +148,9 @@ def stage_weight_bytes(model: Model, shard: Shard, stages: Stages, dtype: Dtype)
     A single stage holds both ends; tied embeddings count once there, and at both ends when they are apart.
     """
     layer = layer_weights(model, shard).bytes(dtype)
-    embedding = embedding_elements(model, shard) * ACTIVATION_BYTES
-    head = head_elements(model, shard) * ACTIVATION_BYTES
-    norm = final_norm_elements(model) * ACTIVATION_BYTES
+    embedding = embedding_elements(model, shard) * dtype.plain_bytes
+    head = head_elements(model, shard) * dtype.plain_bytes
+    norm = final_norm_elements(model) * dtype.plain_bytes
     alone = stages.pp == 1
     first = stages.first * layer + embedding + alone * ((0.0 if model.tied_embeddings else head) + norm)
     last = np.where(alone, 0.0, stages.last * layer + head + norm)

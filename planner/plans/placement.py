@@ -142,5 +142,5 @@ def _torus_group(axes: tuple[int, ...], shape: Slice, level: NetworkLevel) -> To
         ring = closes and length == whole
         wires += 2 if ring else 1
         hops += length / 2 if ring else length - 1
-        exchange = max(exchange, length / 4 / (2 if ring else 1))
+        exchange = max(exchange, length**2 // 4 / length / (2 if ring else 1))
     return TorusGroup(axes, wires, hops, exchange)

@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 from planner.errors import InputError
+from planner.specs.engine import ATTENTION
 
-ATTENTION = ("heads", "batch")
 FFN = ("1d",)
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp")

@@ -56,7 +56,7 @@ def enumerate_plans(
 
 def _candidates(model: Model, engine: Engine, placement: Placement, filters: Filters) -> Iterator[Plan]:
     layouts = list(_layouts(engine, filters))
-    for tp in filters.tp or range(1, placement.usable + 1):
+    for tp in filters.tp or range(1, min(placement.usable, model.attention.heads) + 1):
         deepest = max(1, min(model.layers, placement.usable // tp))
         bare = tp_allowed(model, engine, tp) is not None or tp > placement.usable
         for pp in filters.pp or range(1, 1 + (1 if bare else deepest)):

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 
 def short(value: float | None, digits: int = 4) -> str:
     """A figure of `digits` digits, large ones whole, then as k and M; none as a dash."""
     if value is None:
         return "-"
     if value >= 1e7:
-        return f"{value / 1e6:.3g}M"
+        return f"{significant(value / 1e6, 3)}M"
     if value >= 1e5:
-        return f"{value / 1e3:.3g}k"
-    return f"{value:.{digits}g}" if value < 10**digits else f"{value:.0f}"
+        return f"{significant(value / 1e3, 3)}k"
+    return significant(value, digits)
+
+
+def significant(value: float, digits: int) -> str:
+    """A value with this many significant digits, whole ones kept, without an exponent or trailing zeros."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    if decimals == 0:
+        return f"{value:.0f}"
+    return f"{rounded:.{decimals}f}".rstrip("0").rstrip(".")

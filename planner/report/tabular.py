@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -68,37 +68,60 @@ def json_text(rows: Sequence[dict[str, Any]]) -> str:
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows) + "\n]\n"
 
 
-def write(target: str, text: str, stdout: TextIO | None = None) -> None:
-    """Writes to a file, or to stdout for `-`. A file is replaced whole or not touched at all.
+def write(outputs: Sequence[tuple[str | None, Callable[[], str]]]) -> None:
+    """Writes texts to files, or to stdout for `-`: all of them, or none.
+
+    Args:
+        outputs: (target, what makes its text); a target that is none is left out.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: a file cannot be written. A file is replaced whole or not touched at all.
     """
-    if target == STDOUT:
-        (stdout or sys.stdout).write(text)
-        return
-    path = Path(target)
-    if path.is_dir():
-        raise InputError(f"{path} cannot be written: it is a directory")
+    texts = [(target, text()) for target, text in outputs if target is not None]
+    pending: list[tuple[Path, Path]] = []
     try:
-        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
-            path.write_text(text, encoding="utf-8")
-            return
+        for target, text in texts:
+            if target != STDOUT:
+                _prepare(Path(target), text, pending)
+        while pending:
+            temporary, path = pending[0]
+            os.replace(temporary, path)
+            pending.pop(0)
+    except OSError as error:
+        raise _unwritable(pending[0][1], error) from None
+    finally:
+        for temporary, _ in pending:
+            temporary.unlink(missing_ok=True)
+    for target, text in texts:
+        if target == STDOUT:
+            sys.stdout.write(text)
+
+
+def _prepare(path: Path, text: str, pending: list[tuple[Path, Path]]) -> None:
+    """Adds (a file beside `path` with the text, what it replaces); a link is followed, a device written at once."""
+    import tempfile  # noqa: PLC0415
+
+    path = path.resolve()
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "is a directory")
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(13, "permission denied")
-        import tempfile  # noqa: PLC0415
-
+        if path.exists() and not path.is_file():
+            with path.open("w", encoding="utf-8", newline="") as device:
+                device.write(text)
+            return
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-            os.chmod(name, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        pending.append((Path(name), path))
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.chmod(name, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}")
 
 
 def _umask() -> int:

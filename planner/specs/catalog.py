@@ -26,6 +26,8 @@ Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACKAGE = Path(__file__).resolve().parent.parent
 _KERNEL = ("kernel", "op", "level", "algorithm")  # what makes two rows of a hardware file the same
 _LOADED: dict[tuple[str, str], Any] = {}
+_SOURCES: list[tuple[Path, Any]] = []  # which file each specification came from
+_TRUSTED: list[Any] = []  # specifications built from shipped files only
 _NAMES = re.compile(r"^(?:aliases|hf_ids):.*(?:\n[ -].*)*", re.MULTILINE)
 _LARGEST = 4 * 2**20  # a specification is a few KiB; anything near this is another kind of file
 
@@ -62,7 +64,14 @@ def load_hardware(name: str | Path, engine: Engine | None = None) -> Hardware:
         return _load(HARDWARE, str(name))
     path, shipped = _locate(HARDWARE, str(name))
     raw, trust = _extended(HARDWARE, path, shipped, engine.chips)
-    return _build(HARDWARE, raw, path, trust)
+    if any(engine is known for known in _TRUSTED):
+        return _build(HARDWARE, raw, path, trust)
+    try:
+        return validated(Hardware, raw, path)
+    except SpecError as error:  # the hardware file alone was sound, or this one is not the engine's fault
+        _load(HARDWARE, str(name))
+        where = next((file for file, loaded in _SOURCES if loaded is engine), engine.name)
+        raise SpecError(where, f"chips.{raw.get('name')}.{error.key}", error.problem) from None
 
 
 def load_engine(name: str | Path) -> Engine:
@@ -76,7 +85,15 @@ def load_engine(name: str | Path) -> Engine:
 
 def load_machine(hardware: str | Path, engine: str | Path | None = None) -> tuple[Hardware, Engine]:
     """Hardware and engine together: the engine named, else the hardware file's own, with its overrides applied."""
-    software = load_engine(engine or load_hardware(hardware).engine)
+    if engine is not None:
+        software = load_engine(engine)
+    else:
+        try:
+            software = load_engine(load_hardware(hardware).engine)
+        except SpecError:
+            raise
+        except InputError as error:
+            raise SpecError(_locate(HARDWARE, str(hardware))[0], "engine", str(error)) from None
     return load_hardware(hardware, software), software
 
 
@@ -91,7 +108,7 @@ def load(family: Family[Spec], name: str | Path) -> Spec:
 
 def names(family: Family[Any]) -> list[str]:
     """Names of all files of a family that are found, sorted."""
-    return sorted({path.stem for folder in _folders(family) for path in folder.glob("*.yaml")})
+    return sorted({path.stem for path, _ in _files(family)})
 
 
 def find(name: str, families: tuple[Family[Any], ...] = (MODELS, HARDWARE, ENGINES)) -> Family[Any]:
@@ -106,12 +123,18 @@ def find(name: str, families: tuple[Family[Any], ...] = (MODELS, HARDWARE, ENGIN
     raise _unknown(name, families)
 
 
-def _family_of_file(path: Path) -> Family[Any]:
+def _family_of_file(path: Path, seen: tuple[Path, ...] = ()) -> Family[Any]:
+    """The family that a file's keys belong to, or those of the file that it extends."""
     raw = _read(path)
-    base = raw.get("extends")
-    if base is not None:
-        beside = path.parent / str(base)
-        return _family_of_file(beside) if beside.is_file() else find(str(base))
+    base = str(raw.get("extends", ""))
+    if base and path not in seen:
+        for beside in (path.parent / base, path.parent / f"{base}.yaml"):
+            if beside.is_file():
+                return _family_of_file(beside, (*seen, path))
+        for family in (MODELS, HARDWARE, ENGINES):
+            for shipped in _shipped(family).glob("*.yaml"):
+                if base.lower() in _other_names(shipped, shipped.read_text(encoding="utf-8")):
+                    return family
     if "chip" in raw or "network" in raw:
         return HARDWARE
     return ENGINES if "scheduler" in raw or "host" in raw else MODELS
@@ -121,7 +144,10 @@ def _load(family: Family[Spec], name: str) -> Spec:
     if (family.folder, name) not in _LOADED:
         path, shipped = _locate(family, name)
         raw, trust = _extended(family, path, shipped)
-        _LOADED[family.folder, name] = _build(family, raw, path, trust)
+        built = _LOADED[family.folder, name] = _build(family, raw, path, trust)
+        _SOURCES.append((path, built))
+        if trust:
+            _TRUSTED.append(built)
     spec: Spec = _LOADED[family.folder, name]
     return spec
 
@@ -231,29 +257,39 @@ def _shipped(family: Family[Any]) -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / "configs" / family.folder
 
 
-def _folders(family: Family[Any]) -> Iterator[Path]:
+def _files(family: Family[Any]) -> Iterator[tuple[Path, str]]:
+    """(path, text) of every file of a family; what cannot be read is passed over, it may not be ours."""
+    for folder, mixed in _folders(family):
+        for path in sorted(folder.glob("*.yaml")):
+            try:
+                text = path.read_text(encoding="utf-8")
+                if mixed and _family_of_file(path) is not family:
+                    continue
+            except (OSError, UnicodeDecodeError, InputError):
+                continue
+            yield path, text
+
+
+def _folders(family: Family[Any]) -> Iterator[tuple[Path, bool]]:
+    """(folder, whether files of several families lie in it) in the order of search."""
     for entry in os.environ.get("PLAN_CONFIG_PATH", "").split(os.pathsep):
         if entry:
-            yield Path(entry) / family.folder
-            yield Path(entry)
-    yield _shipped(family)
+            yield Path(entry) / family.folder, False
+            yield Path(entry), True
+    yield _shipped(family), False
 
 
 @cache
 def _path_of(family: Family[Any], name: str) -> Path | None:
     """The file whose stem, alias or Hugging Face id this is; ids are compared without regard to case."""
-    for folder in _folders(family):
+    for folder, mixed in _folders(family):
         exact = folder / f"{name}.yaml"
-        if os.sep not in name and exact.is_file():
+        if os.sep not in name and not mixed and exact.is_file():
             return exact
-        wanted = name.lower()
-        for path in sorted(folder.glob("*.yaml")):
-            try:
-                text = path.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError):
-                continue
-            if wanted in text.lower() and wanted in _other_names(path, text):
-                return path
+    wanted = name.lower()
+    for path, text in _files(family):
+        if path.stem == name or (wanted in text.lower() and wanted in _other_names(path, text)):
+            return path
     return None
 
 
@@ -264,7 +300,8 @@ def _other_names(path: Path, text: str) -> list[str]:
         raw = yaml.load("\n".join(lines), Loader) if lines else {}
     except yaml.YAMLError:
         raw = {}
-    return [str(name).lower() for name in (path.stem, *(name for names in raw.values() for name in names or ()))]
+    lists = [names for names in raw.values() if isinstance(names, list)]
+    return [str(name).lower() for name in (path.stem, *(name for names in lists for name in names))]
 
 
 def _unknown(name: str, families: tuple[Family[Any], ...]) -> InputError:
@@ -285,11 +322,6 @@ def _unknown(name: str, families: tuple[Family[Any], ...]) -> InputError:
 
 
 def _every_name(family: Family[Any]) -> Iterator[tuple[str, str]]:
-    for folder in _folders(family):
-        for path in sorted(folder.glob("*.yaml")):
-            try:
-                text = path.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError):
-                continue
-            for other in _other_names(path, text):
-                yield other, path.stem
+    for path, text in _files(family):
+        for other in _other_names(path, text):
+            yield other, path.stem

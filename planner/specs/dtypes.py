@@ -20,9 +20,9 @@ class Dtype(NamedTuple):
     """The arithmetic it wants; weight-only formats want the chip's 16-bit type."""
 
     @property
-    def quantised(self) -> bool:
-        """Whether only the linear layers take it while embeddings, head and norms stay in 16 bit."""
-        return self.bytes < 2
+    def plain_bytes(self) -> float:
+        """Bytes of what is not quantised: embeddings, head, norms and biases stay in 16 bit."""
+        return max(self.bytes, 2.0)
 
 
 WEIGHTS = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
+from planner.specs.dtypes import KV_CACHE
 from planner.specs.fields import (
     Count,
     Fraction,
@@ -14,6 +16,9 @@ from planner.specs.fields import (
     Tokens,
 )
 from planner.specs.hardware import CollectiveOp
+
+ATTENTION = ("heads", "batch")
+"""Ways to shard attention and its KV cache."""
 
 
 class Scheduler(NamedTuple):
@@ -98,3 +103,14 @@ class Engine(NamedTuple):
     chips: dict[str, dict[str, Any]] = {}
     """Overrides of a hardware file's keys under this engine, by the hardware's name."""
     notes: tuple[str, ...] = ()
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """(key path, sentence) wherever a value is none of those that exist."""
+        for index, kind in enumerate(self.attention):
+            if kind not in ATTENTION:
+                yield f"attention.{index}", f"found {kind!r}, expected one of {', '.join(ATTENTION)}"
+        if not self.attention:
+            yield "attention", f"is empty, expected at least one of {', '.join(ATTENTION)}"
+        for key, dtype in (("default", self.kv_cache.default), *self.kv_cache.by_weights.items()):
+            if dtype not in KV_CACHE:
+                yield f"kv_cache.{key}", f"found {dtype!r}, expected one of {', '.join(KV_CACHE)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from planner.specs.fields import (
@@ -20,6 +22,7 @@ from planner.specs.fields import (
 )
 from planner.units import GB, GIB, HOUR, TERA, US
 
+KINDS = ("gemm", "attention_prefill", "attention_decode", "elementwise")
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 Algorithm = Literal["ring", "one_shot", "two_shot", "tree", "in_switch", "direct", "hierarchical", "torus"]
 
@@ -105,6 +108,20 @@ class NetworkLevel(NamedTuple):
         """Bytes per second of `bandwidth_gb_per_s`."""
         return self.bandwidth_gb_per_s * GB
 
+    def contradictions(self, innermost: bool, last: bool) -> Iterator[tuple[str, str]]:
+        """(key, sentence) of what cannot be at this place of the network."""
+        if self.chips is None and not last:
+            yield "chips", "missing; expected the chips of one domain, since a level follows"
+        if self.kind != "torus":
+            return
+        if not (innermost and last):
+            yield "kind", "a torus must be the only level"
+        if not self.slices:
+            yield "slices", "missing; expected the legal shapes of a torus, as [2x2, 4x4]"
+        for shape in self.slices:
+            if not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", shape):
+                yield "slices", f"found {shape!r}, expected chips per axis joined by x, as 4x4x4"
+
     def legal_slices(self) -> tuple[Slice, ...]:
         """The shapes that may be rented."""
         return tuple(Slice(tuple(int(axis) for axis in text.split("x"))) for text in self.slices)
@@ -188,6 +205,29 @@ class Hardware(NamedTuple):
     """per_step: one maximum over a stage's summed FLOPs and bytes, weights and KV only (the textbook's)."""
     price: Price | None = None
     notes: tuple[str, ...] = ()
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """(key path, sentence) wherever keys are missing that others need, or cannot hold together."""
+        if not self.chip.compute_tflops:
+            yield "chip.compute_tflops", "is empty, expected the dense peak of at least one dtype, as bf16: 989"
+            return
+        native = self.chip.native_dtype
+        for kind in KINDS:
+            if native not in self.kernels.get(kind, {}):
+                yield f"kernels.{kind}.{native}", "missing; expected the constants of this kind of kernel"
+        for kind in self.kernels.keys() - set(KINDS):
+            yield f"kernels.{kind}", f"unknown kind of kernel; expected one of {', '.join(KINDS)}"
+        if not self.network:
+            yield "network", "is empty, expected at least one level"
+        for index, level in enumerate(self.network):
+            for key, problem in level.contradictions(innermost=index == 0, last=index + 1 == len(self.network)):
+                yield f"network.{index}.{key}", problem
+        names = [level.name for level in self.network]
+        for index, row in enumerate(self.collectives):
+            if row.level not in names:
+                yield f"collectives.{index}.level", f"found {row.level!r}, expected one of {', '.join(names)}"
+            if not row.ranks and row.hop_us is None:
+                yield f"collectives.{index}", "has neither ranks nor hop_us; expected one of them for the latency"
 
     @property
     def domain(self) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge
 
+from planner.specs.dtypes import WEIGHTS
 from planner.specs.fields import Count, CountOrZero, Tokens
 
 
@@ -89,12 +91,13 @@ class Model(NamedTuple):
     """Facts of this file that no primary source was read for."""
     notes: tuple[str, ...] = ()
 
-    def contradiction(self) -> tuple[str, str] | None:
-        """(key path, sentence) where two keys cannot both hold, or none."""
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """(key path, sentence) wherever keys cannot hold together, or a value is none of those that exist."""
+        if self.weights not in WEIGHTS:
+            yield "weights", f"found {self.weights!r}, expected one of {', '.join(WEIGHTS)}"
         if self.attention.heads % self.attention.kv_heads:
             found = f"found {self.attention.kv_heads}, expected a divisor of attention.heads = {self.attention.heads}"
-            return "attention.kv_heads", found
-        return None
+            yield "attention.kv_heads", found
 
     @property
     def kv_elements_per_token(self) -> int:

@@ -31,20 +31,39 @@ def validated(cls: type[Spec], raw: Any, path: Path | str) -> Spec:
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 (see above)
 
+    _refuse_lists(cls, raw, path, "")
     try:
         built: Spec = TypeAdapter(cls).validate_python(raw)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         raise SpecError(path, *_sentence(problems[0], len(problems) - 1, cls)) from None
-    contradiction = built.contradiction() if hasattr(built, "contradiction") else None
-    if contradiction is not None:
-        raise SpecError(path, *contradiction)
+    if hasattr(built, "contradictions"):
+        for key, problem in built.contradictions():
+            raise SpecError(path, key, problem)
     return built
 
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
+
+
+def _refuse_lists(kind: Any, raw: Any, path: Path | str, key: str) -> None:
+    """Refuses a list where a mapping belongs, which pydantic would read as a NamedTuple's values in order."""
+    kind = _unwrap(kind)
+    if _is_spec(kind):
+        if isinstance(raw, list):
+            raise SpecError(path, key, "found a list, expected a mapping of keys to values")
+        if isinstance(raw, dict):
+            hints = _hints(kind)
+            for name in raw.keys() & hints.keys():
+                _refuse_lists(hints[name], raw[name], path, f"{key}.{name}" if key else str(name))
+    elif get_origin(kind) is tuple and isinstance(raw, list):
+        for index, item in enumerate(raw):
+            _refuse_lists(get_args(kind)[0], item, path, f"{key}.{index}")
+    elif get_origin(kind) is dict and isinstance(raw, dict):
+        for name, item in raw.items():
+            _refuse_lists(get_args(kind)[1], item, path, f"{key}.{name}")
 
 
 def _is_spec(kind: Any) -> bool:

@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 
 Schedule = Literal["continuous", "static"]
 Arrivals = Literal["steady", "waves"]
+SCHEDULES: tuple[Schedule, ...] = ("continuous", "static")
+ARRIVALS: tuple[Arrivals, ...] = ("steady", "waves")
 
 
 class Workload(NamedTuple):

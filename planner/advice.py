@@ -1,0 +1,136 @@
+"""What to say when no plan satisfies a request: which limit, how close the best comes, what change would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from planner.errors import InputError, NoPlanError
+from planner.plans.plan import Plan
+from planner.pricing import Priced, most_requests
+from planner.request import TIMES, Request
+from planner.results import Results
+from planner.specs.dtypes import WEIGHTS
+from planner.units import GIB, MS
+
+SMALLEST = "The smallest change that would do: "
+_MOST_CHIPS = 1024  # how far advice on the number of chips looks
+
+
+def why_none(request: Request, priced: Priced) -> str:
+    """The sentences for exit 3."""
+    where = f"{request.model.name} on {request.gpus} x {request.hardware.name}"
+    if priced.results is not None:
+        return f"no plan for {where} keeps the limits on time. {_times(request, priced.results)}"
+    memory = [refused for refused in priced.refused if refused.limit == "memory"]
+    if memory:
+        closest = _closest(request)
+        reason = next(refused.reason for refused in memory if refused.plan == closest)
+        return f"no plan for {where} fits in memory. Closest: {closest.label}: {reason}. {_roomier(request)}"
+    if priced.refused:
+        return f"no plan for {where} is valid. {priced.refused[0].plan.label}: {priced.refused[0].reason}"
+    return f"no plan for {where} is left by the filters"
+
+
+def _times(request: Request, results: Results) -> str:
+    """The best that each broken limit could be, and limits that some plan keeps together."""
+    limits = {name: limit / MS for name in TIMES if (limit := getattr(request.limits, name)) is not None}
+    reached = {name: np.nan_to_num(results[f"{name}_ms"].astype(float)) for name in limits}
+    best = {name: _first_least(results, reached[name]) for name in limits}
+    nearest = _first_least(results, np.max([reached[name] / limits[name] for name in limits], axis=0))
+    plan = results["plan"][nearest]
+    sentences = [
+        f"--max-{name} {limits[name]:g}: the best is {_rounded_up(reached[name][row])} ms by {results['plan'][row]}"
+        for name, row in best.items()
+        if reached[name][row] > limits[name]
+    ]
+    if not sentences:
+        closest = " and ".join(f"{name} {_rounded_up(reached[name][nearest])} ms" for name in limits)
+        sentences = [f"each limit is reachable alone, but not together; {plan} comes closest with {closest}"]
+    over = [name for name in limits if reached[name][nearest] > limits[name]]
+    needed = " ".join(f"--max-{name} {_rounded_up(reached[name][nearest])}" for name in over)
+    return f"{'; '.join(sentences)}. {SMALLEST}{needed}, which {plan} keeps"
+
+
+def _first_least(results: Results, values: np.ndarray) -> int:
+    """Index of the least value; of equals the plan that a ranking names first."""
+    used = results["gpus"] - results["idle_gpus"]
+    text = results["plan"].astype(str)
+    return int(np.lexsort((text, results["tp"], used, -results["max_concurrency"], values))[0])
+
+
+def _rounded_up(value: float) -> str:
+    """Four digits, not below the value, so that it can be used as a limit."""
+    if value <= 0:
+        return "0"
+    digits = 3 - int(np.floor(np.log10(value)))
+    step = 10.0**-digits
+    rounded = np.ceil(value / step * (1 - 1e-12)) * step
+    return f"{rounded:.{max(0, digits)}f}"
+
+
+def _closest(request: Request) -> Plan:
+    """Of the plans that fit but for KV the one that holds most requests, else the one that is least too large."""
+    plans = most_requests(request)
+    holding = [(requests, -index) for index, (*_, requests) in enumerate(plans) if requests > 0]
+    if holding:
+        return plans[-max(holding)[1]][0]
+    return min(plans, key=lambda found: found[2])[0]
+
+
+def _roomier(request: Request) -> str:
+    """The smallest changes with which some plan would fit."""
+    changes = list(_changes(request))
+    if changes:
+        return SMALLEST + " or ".join(changes)
+    return "No number of chips or weight format within reach would do"
+
+
+def _changes(request: Request) -> Iterator[str]:
+    filters = request.filters
+    if not any((filters.tp, filters.pp, filters.dp, request.slice)):
+        enough = next((gpus for gpus in _more_chips(request) if _holds(request._replace(gpus=gpus))), None)
+        if enough:
+            yield f"--gpus {enough}"
+    stored = request.workload.weights or request.model.weights
+    for dtype in ("fp8", "int4"):
+        smaller = request._replace(workload=request.workload._replace(weights=dtype))
+        if WEIGHTS[dtype].bytes < WEIGHTS[stored].bytes and _holds(smaller):
+            yield f"--weights {dtype}"
+            break
+    most = int(max((requests for *_, requests in most_requests(request)), default=0))
+    if most >= 1:
+        yield f"--concurrency {most}"
+        return
+    if request.limits.memory is not None or request.limits.memory_fraction is not None:
+        yield from _more_memory(request)
+
+
+def _more_chips(request: Request) -> Iterator[int]:
+    torus = request.hardware.torus
+    if torus is not None:
+        yield from sorted(shape.chips for shape in torus.legal_slices() if shape.chips > request.gpus)
+        return
+    domain = request.hardware.domain or 8
+    yield from range(request.gpus + 1, request.gpus + 8 * domain + 1)
+    start = request.gpus + 8 * domain
+    yield from range(start - start % domain + domain, _MOST_CHIPS + 1, domain)
+
+
+def _more_memory(request: Request) -> Iterator[str]:
+    """The smallest whole GiB per chip, up to what the engine leaves of it, with which some plan fits."""
+    bare = request.limits._replace(memory_fraction=None)
+    for gib in range(1, int(request.hardware.chip.memory_gib) + 1):
+        if _holds(request._replace(limits=bare._replace(memory=gib * GIB))):
+            yield f"--memory-limit {gib}GiB"
+            return
+
+
+def _holds(request: Request) -> bool:
+    """Whether some plan holds the requests that are asked for."""
+    asked = request.workload.concurrency or 1
+    try:
+        return any(requests >= asked for *_, requests in most_requests(request))
+    except (InputError, NoPlanError):
+        return False

@@ -1,0 +1,155 @@
+"""All plans of a request, priced at every load that is looked at; those that do not fit refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.layers import Structure
+from planner.costs.memory import Budget
+from planner.costs.serving import Fit, Rows, Setting, fit, formats_of, price
+from planner.plans.placement import Placement
+from planner.plans.plan import Plan
+from planner.plans.space import Refused, enumerate_plans
+from planner.request import SEARCHED, Request, check
+from planner.results import Results, results_of
+from planner.units import GIB
+
+Array = NDArray[np.float64]
+
+
+class Priced(NamedTuple):
+    """Every plan at every load, before limits on time and before any order."""
+
+    placement: Placement
+    plans: int
+    """Plans that the rules allow."""
+    results: Results | None
+    """None where nothing fits."""
+    refused: list[Refused]
+
+
+def price_all(request: Request) -> Priced:
+    """Every plan of a request, priced.
+
+    Raises:
+        InputError: the request makes no sense.
+        NoPlanError: fewer chips than the smallest slice of a torus.
+    """
+    check(request)
+    placement = Placement.of(request.hardware, request.gpus, request.slice)
+    plans, refused = enumerate_plans(request.model, request.engine, placement, request.filters)
+    found: list[Results] = []
+    for setting, alike in _by_structure(request, placement, plans):
+        results, dropped = _alike(request, setting, alike)
+        refused += dropped
+        if results is not None:
+            found.append(results)
+    return Priced(placement, len(plans), Results.joined(found) if found else None, refused)
+
+
+def most_requests(request: Request) -> list[tuple[Plan, Setting, float, float]]:
+    """(plan, setting, bytes of the fullest chip before any KV, requests that fit) of every plan that the rules allow.
+
+    Raises:
+        InputError, NoPlanError: as `price_all`.
+    """
+    check(request)
+    placement = Placement.of(request.hardware, request.gpus, request.slice)
+    plans, _ = enumerate_plans(request.model, request.engine, placement, request.filters)
+    found = []
+    for setting, alike in _by_structure(request, placement, plans):
+        fitted = fit(setting, _rows(request, alike, np.arange(len(alike)), 1.0), clip=False)
+        fits = fitted.outside + setting.budget.limit <= setting.budget.chip * (1 + 1e-9)
+        requests = np.where(fits, fitted.max_concurrency, 0.0)
+        found += list(zip(alike, [setting] * len(alike), fitted.weights + fitted.other, requests, strict=True))
+    return found
+
+
+def _by_structure(request: Request, placement: Placement, plans: list[Plan]) -> Iterator[tuple[Setting, list[Plan]]]:
+    structures = [Structure(plan.attention, plan.prefill_attention) for plan in plans]
+    for structure in dict.fromkeys(structures):
+        alike = [plan for plan, own in zip(plans, structures, strict=True) if own == structure]
+        yield setting_of(request, placement, structure), alike
+
+
+def setting_of(request: Request, placement: Placement, structure: Structure) -> Setting:
+    """What all rows of a request with this structure share."""
+    work, price_given = request.workload, request.usd_per_chip_hour
+    listed = request.hardware.price
+    return Setting(
+        request.model,
+        request.hardware,
+        request.engine,
+        placement,
+        formats_of(request.model, request.hardware, request.engine, work.weights, work.kv_cache),
+        structure,
+        Budget.of(request.hardware, request.engine, request.limits.memory, request.limits.memory_fraction),
+        work.schedule,
+        work.arrivals,
+        price_given if price_given is not None else (listed.usd_per_chip_hour if listed else None),
+    )
+
+
+def _rows(request: Request, plans: list[Plan], which: NDArray[np.intp], concurrency: Array | float) -> Rows:
+    work = request.workload
+    degrees = {name: np.array([getattr(plan, name) for plan in plans])[which] for name in ("tp", "pp", "dp")}
+    return Rows.of(**degrees, isl=work.isl, osl=work.osl, concurrency=concurrency, max_context=work.max_context or 0)
+
+
+def _alike(request: Request, setting: Setting, plans: list[Plan]) -> tuple[Results | None, list[Refused]]:
+    """Plans of one structure, each at every concurrency that is looked at."""
+    asked = request.workload.concurrency
+    if asked is None and request.objective not in SEARCHED and not request.pareto:
+        asked = 1
+    first = fit(setting, _rows(request, plans, np.arange(len(plans)), asked or 1), clip=False)
+    reasons = memory_reasons(setting, first, np.full(len(plans), asked or 1.0))
+    refused = [Refused(plan, reason, "memory") for plan, reason in zip(plans, reasons, strict=True) if reason]
+    which = np.flatnonzero([reason is None for reason in reasons])
+    if not len(which):
+        return None, refused
+    concurrency = np.full(len(which), float(asked or 1))
+    if asked is None:
+        which, concurrency = _loads(which, first.max_concurrency[which])
+    rows = _rows(request, plans, which, concurrency)
+    fitted = fit(setting, rows, clip=False)
+    gpus = np.full(rows.length, float(request.gpus))
+    priced = price(setting, rows, fitted)
+    return results_of(setting, plans, which, gpus, request.objective, rows, fitted, priced), refused
+
+
+def _loads(which: NDArray[np.intp], most: Array) -> tuple[NDArray[np.intp], Array]:
+    """Every plan at powers of two, the halves between them, and its exact capacity: (plans, concurrencies)."""
+    top = int(np.ceil(np.log2(np.max(most)))) + 1
+    steps = np.unique([step for power in range(top + 1) for step in (2.0**power, np.floor(1.5 * 2.0**power))])
+    loads = [np.append(steps[steps < limit], limit) for limit in most]
+    return np.repeat(which, [len(load) for load in loads]), np.concatenate(loads)
+
+
+def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[str | None]:
+    """Why each row does not fit, as a sentence, or none."""
+    limit = setting.budget.limit
+    over = fitted.weights + fitted.other >= limit
+    beyond = limit + fitted.outside > setting.budget.chip * (1 + 1e-9)
+    short = concurrency > fitted.max_concurrency
+    reasons: list[str | None] = [None] * len(over)
+    for index in np.flatnonzero(over | beyond | short):
+        if over[index]:
+            reasons[index] = (
+                f"weights {fitted.weights[index] / GIB:.1f} GiB + runtime {fitted.other[index] / GIB:.1f} GiB "
+                f"exceed the limit of {limit / GIB:.1f} GiB per chip"
+            )
+        elif beyond[index]:
+            reasons[index] = (
+                f"the budget of {limit / GIB:.1f} GiB leaves no room for the {fitted.outside[index] / GIB:.1f} GiB "
+                f"that the engine takes outside it on a chip of {setting.budget.chip / GIB:.1f} GiB"
+            )
+        else:
+            reasons[index] = (
+                f"KV room for {fitted.max_concurrency[index]:.0f} requests of {fitted.needed[index]:.0f} tokens, "
+                f"{concurrency[index]:.0f} asked"
+            )
+    return reasons

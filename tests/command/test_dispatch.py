@@ -1,0 +1,91 @@
+"""The command word, help, and what becomes of exceptions."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+
+import pytest
+from helpers import run
+
+from planner import command
+
+CONTRACT = {
+    "--model -m --hardware -H --engine --gpus --chips --isl --osl --concurrency --schedule --weights --kv-cache "
+    "--max-context --arrivals --objective --price --memory-limit --memory-fraction --tp --pp --dp --ep --cp "
+    "--attention --prefill-attention --ffn --prefill-ffn --csv --json --no-header --quiet --debug": (
+        "rank",
+        "estimate",
+    ),
+    "--max-ttft --max-tpot --max-latency --top --pareto --rejected --version": ("rank",),
+    "--plan --points": ("estimate",),
+    "--csv --json": ("models", "hardware", "engines", "show"),
+}
+
+
+@pytest.mark.parametrize("name", ["rank", "estimate", "models", "hardware", "engines", "show"])
+def test_every_command_has_its_own_help_with_the_options_of_the_contract(name: str) -> None:
+    done = run(name, "--help")
+    assert (done.status, done.err) == (0, "")
+    assert re.match(rf"Usage: plan{'' if name == 'rank' else f' {name}'} ", done.out)
+    offered = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", done.out))
+    for options, commands in CONTRACT.items():
+        if name in commands:
+            assert set(options.split()) <= offered
+
+
+def test_help_of_plan_names_every_command_and_the_exit_statuses() -> None:
+    text = " ".join(run("--help").out.split())
+    for name, about in command.COMMANDS.items():
+        assert f"plan {name}: {about}" in text
+    assert "Exit status: 0 done, 2 bad input, 3 no plan" in text
+    assert "--objective latency" in text  # an example to type
+
+
+def test_every_command_word_runs() -> None:
+    words = {"rank": ("-m", "llama3-8b"), "estimate": ("-m", "llama3-8b"), "show": ("h100",)}
+    for name in command.COMMANDS:
+        done = run(name, *words.get(name, ()))
+        assert (done.status, done.err) == (0, "")
+        assert done.out
+
+
+def test_the_first_word_decides_even_where_it_begins_like_an_option() -> None:
+    assert run("-m", "llama3-8b", "--csv", "-").out == run("rank", "-m", "llama3-8b", "--csv", "-").out
+
+
+@pytest.mark.parametrize("word", ["Models", "RANK", "model", "plan", "help", ""])
+def test_words_that_are_no_command_are_refused(word: str) -> None:
+    done = run(word)
+    assert (done.status, done.out) == (2, "")
+    assert f"unknown command {word!r}" in done.err
+    assert any(name in done.err for name in command.COMMANDS)
+
+
+def test_a_command_reads_the_process_arguments_where_none_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["plan", "--version"])
+    try:
+        with pytest.raises(SystemExit) as stop:
+            command.main()
+    finally:
+        gc.enable()
+    assert stop.value.code == 0
+
+
+def test_an_interrupt_is_a_word_and_the_status_of_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner.command import rank  # noqa: PLC0415 (the package imports it when the command runs)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rank, "rank", interrupted)
+    done = run("-m", "llama3-8b")
+    assert (done.status, done.out) == (130, "")
+    assert "Traceback" not in done.err
+    assert len(done.err.splitlines()) <= 1
+
+
+def test_running_the_command_leaves_the_collector_of_the_tests_on() -> None:
+    run("--version")
+    assert gc.isenabled()

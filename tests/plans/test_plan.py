@@ -1,0 +1,103 @@
+"""A plan prints as its label and is read back from it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import InputError, Plan, estimate, plan
+
+some = settings(derandomize=True, deadline=None, max_examples=60)
+degrees = st.integers(1, 300)
+shardings = st.sampled_from(["heads", "batch"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "label"),
+    [
+        (Plan(), "TP1"),
+        (Plan(tp=8), "TP8"),
+        (Plan(pp=4), "PP4"),
+        (Plan(dp=2), "DP2"),
+        (Plan(8, 2, 3), "TP8xPP2xDP3"),
+        (Plan(8, 1, 2), "TP8xDP2"),
+        (Plan(2, 3, 4, 5, 6), "TP2xPP3xDP4xEP5xCP6"),
+        (Plan(8, attention="batch"), "TP8/batch"),
+        (Plan(8, 2, attention="batch", prefill_attention="batch"), "TP8xPP2/batch/batch"),
+        (Plan(8, attention="heads", prefill_attention="batch"), "TP8/heads/batch"),
+        (Plan(attention="batch"), "TP1/batch"),
+    ],
+)
+def test_labels_leave_ones_out_and_put_sharding_behind(choice: Plan, label: str) -> None:
+    assert choice.label == label
+    assert str(choice) == label
+    assert Plan.parse(label) == choice
+
+
+@some
+@given(degrees, degrees, degrees, degrees, degrees, shardings, shardings)
+def test_every_plan_is_read_back_from_its_label(
+    tp: int, pp: int, dp: int, ep: int, cp: int, attention: str, prefill: str
+) -> None:
+    choice = Plan(tp, pp, dp, ep, cp, attention, prefill)
+    assert Plan.parse(choice.label) == choice
+    assert Plan.parse(f"  {choice.label.lower()} ") == choice
+
+
+def test_different_plans_have_different_labels() -> None:
+    plans = [
+        Plan(tp, pp, dp, attention=attention, prefill_attention=prefill)
+        for tp in (1, 2, 12)
+        for pp in (1, 2)
+        for dp in (1, 21)
+        for attention in ("heads", "batch")
+        for prefill in ("heads", "batch")
+    ]
+    assert len({choice.label for choice in plans}) == len(plans)
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("tp8xpp2", Plan(8, 2)),
+        ("PP2xTP8", Plan(8, 2)),
+        ("TP1xPP1xDP4", Plan(dp=4)),
+        ("TP8/heads", Plan(8)),
+        ("TP8/batch/heads", Plan(8, attention="batch")),
+    ],
+)
+def test_labels_that_a_person_writes_are_read_too(text: str, choice: Plan) -> None:
+    assert Plan.parse(text) == choice
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "TP", "TP0", "TP-1", "TP8,PP2", "TP8xTP4", "TP8x", "xTP8", "8", "TP8.5", "TP08", "TP8 x PP2", "AP4", "TP8PP2"],
+)
+def test_what_is_no_label_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InputError, match="is not a plan: expected degrees joined by x, each once, as in TP8xPP2xDP2"):
+        Plan.parse(text)
+
+
+@pytest.mark.parametrize("text", ["TP8/", "TP8/rows", "TP8/batch/batch/batch", "TP8/batch/x", "TP8//batch"])
+def test_what_is_no_sharding_is_refused_with_what_there_is(text: str) -> None:
+    with pytest.raises(InputError, match="behind the degrees expected /heads or /batch"):
+        Plan.parse(text)
+
+
+def test_chips_are_the_product_and_experts_take_none_of_their_own() -> None:
+    choice = Plan(tp=2, pp=3, dp=5, ep=7, cp=11)
+    assert choice.replica_chips == 2 * 3 * 11
+    assert choice.chips == 2 * 3 * 5 * 11
+
+
+def test_labels_that_are_printed_can_be_priced() -> None:
+    """Every label of a ranking, given back to `estimate`, is the same plan at the same price."""
+    rows = plan("llama3-8b", 12, hardware="h100-sxm", engine="ideal")
+    assert {"/batch" in row["plan"] for row in rows} == {True, False}
+    for row in rows:
+        again = estimate("llama3-8b", plan=row["plan"], gpus=12, engine="ideal")
+        for name in ("plan", "tp", "pp", "dp", "attention", "prefill_attention", "idle_gpus"):
+            assert again[name] == row[name]
+        assert again["latency_ms"] == pytest.approx(row["latency_ms"], rel=1e-12)

@@ -1,0 +1,188 @@
+"""Why a plan cannot run: one sentence each, with what it was held against and a way out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from planner import (
+    Engine,
+    Filters,
+    Hardware,
+    Model,
+    NoPlanError,
+    Plan,
+    estimate,
+    load_engine,
+    load_hardware,
+    load_model,
+)
+from planner import plan as ranked
+from planner.plans.placement import Placement
+from planner.plans.rules import refusal, tp_allowed
+
+LLAMA = load_model("llama3-70b")  # 64 query heads, 8 KV heads, 80 layers
+IDEAL, VLLM = load_engine("ideal"), load_engine("vllm")
+H100 = load_hardware("h100-sxm")
+
+
+def refused(
+    choice: Plan, model: Model = LLAMA, engine: Engine = IDEAL, gpus: int = 64, hardware: Hardware = H100
+) -> str | None:
+    return refusal(model, engine, Placement.of(hardware, gpus), choice)
+
+
+def heads(query: int, kv: int, **changes: Any) -> Model:
+    """A model with other heads; its FFN and vocabulary divide by everything small."""
+    model = LLAMA._replace(attention=LLAMA.attention._replace(heads=query, kv_heads=kv), vocab=120120)
+    return model._replace(ffn=model.ffn._replace(hidden=720720), **changes)
+
+
+@pytest.mark.parametrize(
+    "choice", [Plan(), Plan(8), Plan(64), Plan(8, 8), Plan(1, 64), Plan(8, 2, 4), Plan(16, attention="batch")]
+)
+def test_plans_that_break_no_rule_are_not_refused(choice: Plan) -> None:
+    assert refused(choice) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "reason"),
+    [
+        (LLAMA, 3, "tp 3 does not divide the 64 query heads; nearest valid: 2 or 4"),
+        (LLAMA, 48, "tp 48 does not divide the 64 query heads; nearest valid: 32 or 64"),
+        (LLAMA, 65, "tp 65 does not divide the 64 query heads; nearest valid: 64"),
+        (load_model("qwen2.5-7b"), 8, "tp 8 does not divide the 28 query heads; nearest valid: 4"),
+        (load_model("llama2-13b"), 16, "tp 16 does not divide the 40 query heads; nearest valid: 8"),
+        (heads(40, 10), 4, "tp 4 neither divides the 10 KV heads nor is a multiple of them; nearest valid: 2 or 5"),
+        (heads(24, 6), 4, "tp 4 neither divides the 6 KV heads nor is a multiple of them; nearest valid: 3 or 6"),
+        (
+            LLAMA._replace(ffn=LLAMA.ffn._replace(hidden=28676)),
+            8,
+            "tp 8 does not divide the FFN's 28676; nearest valid: 4",
+        ),
+    ],
+)
+def test_tensor_parallelism_must_divide_heads_and_ffn(model: Model, tp: int, reason: str) -> None:
+    assert refused(Plan(tp), model) == reason
+
+
+@pytest.mark.parametrize(("query", "kv"), [(64, 8), (28, 4), (40, 40), (48, 1), (232, 8), (40, 10), (71, 71)])
+def test_degrees_that_are_allowed_divide_or_replicate_evenly(query: int, kv: int) -> None:
+    model = heads(query, kv)
+    for tp in range(1, query + 2):
+        fits = query % tp == 0 and (kv % tp == 0 or tp % kv == 0) and model.ffn.hidden % tp == 0
+        assert (tp_allowed(model, IDEAL, tp) is None) == fits
+
+
+def test_a_vocabulary_is_padded_before_it_must_divide() -> None:
+    """vLLM pads to 64 rows: Qwen's 151,936 divide by 64 but not by 5 x 64."""
+    model = heads(40, 8, vocab=151936)._replace(attention=LLAMA.attention._replace(heads=40, kv_heads=5))
+    assert tp_allowed(model, VLLM, 5) == "does not divide the vocabulary padded to 151936"
+    assert tp_allowed(model, IDEAL, 5) is None, "an engine that pads to the ranks takes any"
+    # GPT-2's 50,257 rows are padded to 50,304, which divides by 2 though 50,257 does not
+    assert tp_allowed(model._replace(vocab=50257), VLLM, 2) != "does not divide the vocabulary padded to 50257"
+
+
+def test_the_nearest_valid_degrees_are_valid_themselves() -> None:
+    for model in (LLAMA, load_model("qwen2.5-7b"), load_model("falcon-180b"), load_model("palm-540b"), heads(40, 10)):
+        for tp in range(1, 70):
+            reason = refused(Plan(tp), model, VLLM)
+            if reason is not None and "nearest valid" in reason:
+                near = [int(number) for number in re.findall(r"\d+", reason.split("nearest valid: ")[1])]
+                assert near
+                assert all(tp_allowed(model, VLLM, other) is None for other in near)
+                between = range(min([*near, tp]) + 1, max([*near, tp]))
+                assert not [other for other in between if tp_allowed(model, VLLM, other) is None]
+
+
+def test_a_stage_needs_a_layer() -> None:
+    shallow = LLAMA._replace(layers=5)
+    assert refused(Plan(1, 6), shallow) == "pp 6 is more than the 5 layers"
+    assert refused(Plan(1, 5), shallow) is None
+    assert refused(Plan(1, 3), shallow) is None
+
+
+def test_an_engine_may_insist_on_even_stages() -> None:
+    strict = IDEAL._replace(uneven_stages=False)
+    assert refused(Plan(1, 3), LLAMA, strict) == "pp 3 does not divide the 80 layers; nearest valid: 2 or 4"
+    assert refused(Plan(1, 33), LLAMA, strict) == "pp 33 does not divide the 80 layers; nearest valid: 20 or 40"
+    assert refused(Plan(1, 5), LLAMA, strict) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (Plan(2, ep=2), "ep 2: llama3-70b has no experts to spread"),
+        (Plan(2, cp=2), "cp 2: context parallelism is not priced yet; use --tp and --pp"),
+        (Plan(2, ffn="2d"), "FFN layout 2d/1d is not priced yet; there is 1d"),
+        (Plan(2, prefill_ffn="xyz"), "FFN layout 1d/xyz is not priced yet; there is 1d"),
+    ],
+)
+def test_what_is_not_priced_is_refused_and_not_guessed(choice: Plan, reason: str) -> None:
+    assert refused(choice) == reason
+
+
+def test_attention_is_sharded_only_as_the_engine_can() -> None:
+    assert refused(Plan(8, attention="batch"), engine=VLLM) == (
+        "engine vllm cannot shard attention over batch; it offers heads"
+    )
+    assert refused(Plan(8, attention="sequence")) == (
+        "engine ideal cannot shard attention over sequence; it offers heads, batch"
+    )
+    assert refused(Plan(8, attention="batch", prefill_attention="batch")) is None
+
+
+def test_a_prefill_over_the_batch_needs_a_decode_over_the_batch() -> None:
+    reason = refused(Plan(8, attention="heads", prefill_attention="batch"))
+    assert reason is not None
+    assert reason.endswith("use batch for both")
+
+
+@pytest.mark.parametrize(
+    ("choice", "gpus", "reason"),
+    [
+        (Plan(16), 8, "TP16 takes 16 chips, there are 8"),
+        (Plan(8, 2, 3), 40, "TP8xPP2xDP3 takes 48 chips, there are 40"),
+        (Plan(1, 9), 8, "PP9 takes 9 chips, there are 8"),
+    ],
+)
+def test_a_plan_needs_its_chips(choice: Plan, gpus: int, reason: str) -> None:
+    assert refused(choice, gpus=gpus) == reason
+
+
+def test_groups_that_fit_a_domain_do_not_straddle_two() -> None:
+    """A node of eight holds one group of five: sixteen chips have two of them though 16 // 5 is three."""
+    model = heads(40, 5)
+    assert refused(Plan(5, dp=2), model, gpus=16) is None
+    assert refused(Plan(5, dp=3), model, gpus=16) == (
+        "dp 3: only 2 replicas fit without a tensor-parallel group straddling two domains"
+    )
+    # a group wider than a domain has to
+    assert refused(Plan(10, dp=1), model, gpus=16) is None
+    # and where there is no boundary nothing straddles
+    assert refused(Plan(5, dp=3), model, gpus=16, hardware=load_hardware("tpu-v4-lecture")) is None
+
+
+def test_on_a_torus_a_group_tiles_the_slice() -> None:
+    tpu, palm = load_hardware("tpu-v4"), load_model("palm-540b")  # 48 heads on 4x4x4 chips
+    assert refused(Plan(16, dp=4), palm, gpus=64, hardware=tpu) is None
+    assert refused(Plan(12), palm, gpus=64, hardware=tpu) == "tp 12 does not tile the slice 4x4x4; nearest: 8 or 16"
+    assert refused(Plan(16, dp=5), palm, gpus=70, hardware=tpu) == "TP16xDP5 takes 80 chips, the slice 4x4x4 has 64"
+
+
+def test_the_first_broken_rule_is_named() -> None:
+    both = refused(Plan(3, 100, attention="sequence"))
+    assert both is not None
+    assert both.startswith("tp 3 does not divide")
+
+
+def test_rules_reach_the_user_with_their_sentence() -> None:
+    with pytest.raises(NoPlanError, match="tp 3 does not divide the 64 query heads; nearest valid: 2 or 4") as stop:
+        ranked("llama3-70b", 8, filters=Filters(tp=(3,)))
+    assert "llama3-70b on 8 x h100-sxm" in str(stop.value)
+    assert stop.value.exit_status == 3
+    with pytest.raises(NoPlanError, match="tp 3 does not divide the 64 query heads; nearest valid: 2 or 4"):
+        estimate("llama3-70b", tp=3)
+    assert ranked("llama3-70b", 8, filters=Filters(tp=(3, 4)))[0]["tp"] == 4

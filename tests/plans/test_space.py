@@ -1,0 +1,166 @@
+"""Which plans are looked at: all that the rules allow, under the filters, and each refused one with its reason."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import Engine, Filters, Model, NoPlanError, Plan, load_engine, load_hardware, load_model
+from planner import plan as ranked
+from planner.plans.placement import Placement
+from planner.plans.rules import refusal, tp_allowed
+from planner.plans.space import Refused, enumerate_plans
+
+LLAMA = load_model("llama3-8b")  # 32 query heads, 8 KV heads, 32 layers
+IDEAL, VLLM = load_engine("ideal"), load_engine("vllm")
+some = settings(derandomize=True, deadline=None, max_examples=25)
+
+
+def space(
+    gpus: int, model: Model = LLAMA, engine: Engine = VLLM, hardware: str = "h100-sxm", **filters: tuple[object, ...]
+) -> tuple[list[Plan], list[Refused]]:
+    placement = Placement.of(load_hardware(hardware), gpus)
+    return enumerate_plans(model, engine, placement, Filters(**filters))  # type: ignore[arg-type]
+
+
+def labels(plans: list[Plan]) -> list[str]:
+    return [choice.label for choice in plans]
+
+
+def test_eight_chips_of_one_node() -> None:
+    allowed, refused = space(8)
+    assert labels(allowed) == [
+        "DP8", "PP2xDP4", "PP3xDP2", "PP4xDP2", "PP5", "PP6", "PP7", "PP8",
+        "TP2xDP4", "TP2xPP2xDP2", "TP2xPP3", "TP2xPP4",
+        "TP4xDP2", "TP4xPP2",
+        "TP8",
+    ]  # fmt: skip
+    assert {item.plan.tp for item in refused} == {3, 5, 6, 7}
+    assert all(item.reason and item.limit == "rule" for item in refused)
+
+
+@some
+@given(
+    st.integers(1, 70),
+    st.sampled_from(["llama3-8b", "qwen2.5-7b", "llama2-13b", "palm-540b"]),
+    st.sampled_from([VLLM, IDEAL]),
+    st.sampled_from(["h100-sxm", "l40s", "tpu-v4-lecture", "tpu-v4"]),
+)
+def test_everything_the_rules_allow_is_there_once(gpus: int, name: str, engine: Engine, hardware: str) -> None:
+    model, placement = load_model(name), Placement.of(load_hardware(hardware), gpus)
+    allowed, refused = space(gpus, model, engine, hardware)
+    assert len(set(allowed)) == len(allowed)
+    assert not set(allowed) & {item.plan for item in refused}
+    sizes = {
+        (tp, pp)
+        for tp in range(1, placement.usable + 1)
+        for pp in range(1, min(model.layers, placement.usable // tp) + 1)
+        if tp_allowed(model, engine, tp) is None and placement.replicas(tp, pp) > 0
+    }
+    assert {(choice.tp, choice.pp) for choice in allowed} == sizes
+    for choice in allowed:
+        assert refusal(model, engine, placement, choice) is None
+        assert choice.chips <= gpus
+        # as many replicas as the chips hold: one more would be refused
+        assert choice.dp == placement.replicas(choice.tp, choice.pp)
+        assert refusal(model, engine, placement, choice._replace(dp=choice.dp + 1)) is not None
+    for item in refused:
+        assert item.reason == refusal(model, engine, placement, item.plan)
+    # every degree is accounted for, up to one head a chip
+    degrees = range(1, min(placement.usable, model.attention.heads) + 1)
+    assert {choice.tp for choice in allowed} | {item.plan.tp for item in refused} == set(degrees)
+
+
+def test_seven_chips_leave_some_idle_which_are_paid_for() -> None:
+    allowed, _ = space(7)
+    assert {choice.label: 7 - choice.chips for choice in allowed} == {
+        "DP7": 0, "PP2xDP3": 1, "PP3xDP2": 1, "PP4": 3, "PP5": 2, "PP6": 1, "PP7": 0,
+        "TP2xDP3": 1, "TP2xPP2": 3, "TP2xPP3": 1, "TP4": 3,
+    }  # fmt: skip
+    rows = {row["plan"]: row for row in ranked("llama3-8b", 7, price=3.6)}
+    assert {label: row["idle_gpus"] for label, row in rows.items()} == {
+        choice.label: 7 - choice.chips for choice in allowed
+    }
+    pair = rows["TP2xDP3"]
+    assert pair["gpus"] == 7
+    assert pair["usd_per_mtok"] == pytest.approx(3.6 * 7 / 3600 / pair["tokens_per_s"] * 1e6, rel=1e-12)
+    assert pair["gpu_s_per_token"] == pytest.approx(7 / pair["tokens_per_s"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tp", "dp"),
+    [(16, 5, 2), (16, 4, 4), (12, 8, 1), (12, 4, 3), (20, 8, 2), (24, 10, 2), (15, 5, 2), (13, 5, 2)],
+)
+def test_replicas_by_default_are_what_fits_without_straddling_nodes(gpus: int, tp: int, dp: int) -> None:
+    forty = LLAMA._replace(attention=LLAMA.attention._replace(heads=40), ffn=LLAMA.ffn._replace(hidden=14400))
+    model = forty._replace(attention=forty.attention._replace(kv_heads=40), vocab=128000)
+    allowed, _ = space(gpus, model, tp=(tp,), pp=(1,))
+    assert [(choice.tp, choice.dp) for choice in allowed] == [(tp, dp)]
+
+
+def test_filters_choose_values_of_every_dimension() -> None:
+    allowed, _ = space(16, tp=(2, 8), pp=(2,), dp=(1, 3))
+    assert labels(allowed) == ["TP2xPP2", "TP2xPP2xDP3", "TP8xPP2"]
+    allowed, refused = space(16, dp=(2,), tp=(8,))
+    assert labels(allowed) == ["TP8xDP2"]
+    assert [item.reason for item in refused] == ["TP8xPP2xDP2 takes 32 chips, there are 16"]
+
+
+def test_filtered_values_that_cannot_be_are_refused_with_a_reason() -> None:
+    allowed, refused = space(8, tp=(3, 16), pp=(1,))
+    assert allowed == []
+    assert {item.plan.tp: item.reason for item in refused} == {
+        3: "tp 3 does not divide the 32 query heads; nearest valid: 2 or 4",
+        16: "TP16 takes 16 chips, there are 8",
+    }
+    _, refused = space(8, tp=(8,), pp=(2, 100))
+    assert [item.reason for item in refused] == [
+        "TP8xPP2 takes 16 chips, there are 8",
+        "pp 100 is more than the 32 layers",
+    ]
+    _, refused = space(8, tp=(2,), cp=(2,), pp=(1,))
+    assert "context parallelism is not priced yet" in refused[0].reason
+    _, refused = space(8, tp=(2,), ep=(2,), pp=(1,))
+    assert "no experts" in refused[0].reason
+    _, refused = space(8, tp=(2,), pp=(1,), ffn=("2d",))
+    assert "FFN layout" in refused[0].reason
+
+
+def test_only_the_engines_kinds_of_attention_are_looked_at() -> None:
+    allowed, refused = space(8, engine=VLLM)
+    assert {choice.attention for choice in [*allowed, *(item.plan for item in refused)]} == {"heads"}
+    allowed, _ = space(8, engine=IDEAL)
+    kinds = {(choice.attention, choice.prefill_attention) for choice in allowed}
+    assert kinds == {("heads", "heads"), ("batch", "heads"), ("batch", "batch")}
+    # asked for all the same, it is refused for the engine's sake
+    allowed, refused = space(8, engine=VLLM, attention=("batch",), tp=(8,))
+    assert allowed == []
+    assert all("engine vllm cannot shard attention over batch" in item.reason for item in refused)
+
+
+def test_one_chip_is_one_way_to_shard_attention_unless_asked() -> None:
+    """A single chip holds all heads of all its requests, however that is called."""
+    allowed, _ = space(4, engine=IDEAL)
+    assert {choice.attention for choice in allowed if choice.tp == 1} == {"heads"}
+    allowed, _ = space(4, engine=IDEAL, attention=("batch",), tp=(1,), pp=(1,))
+    assert labels(allowed) == ["DP4/batch", "DP4/batch/batch"]
+
+
+def test_a_prefill_sharding_alone_can_be_filtered() -> None:
+    allowed, refused = space(8, engine=IDEAL, tp=(8,), prefill_attention=("batch",))
+    assert labels(allowed) == ["TP8/batch/batch"]
+    assert [item.plan.label for item in refused] == ["TP8/heads/batch"]
+
+
+def test_a_torus_offers_the_degrees_that_tile_its_slice() -> None:
+    palm = load_model("palm-540b")
+    allowed, refused = space(70, palm, IDEAL, "tpu-v4")
+    assert {choice.tp for choice in allowed} == {1, 2, 4, 8, 16}
+    assert max(choice.chips for choice in allowed) == 64
+    assert any("does not tile the slice 4x4x4" in item.reason for item in refused)
+
+
+def test_filters_that_leave_nothing_say_so() -> None:
+    with pytest.raises(NoPlanError, match="TP16 takes 16 chips, there are 8"):
+        ranked("llama3-8b", 8, filters=Filters(tp=(16,)))

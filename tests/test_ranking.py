@@ -1,0 +1,554 @@
+"""Ranking: the order for every goal, limits, refusals with reasons, and advice that works when it is taken."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner import (
+    Filters,
+    InputError,
+    Limits,
+    NoPlanError,
+    Ranking,
+    Request,
+    Results,
+    Workload,
+    load_machine,
+    load_model,
+    plan,
+    rank,
+)
+from planner.estimating import estimate_points
+from planner.ranking import PUBLISHED_ERROR, _order, metric
+from planner.request import OBJECTIVES
+from planner.results import COLUMNS
+
+MS = 1e-3
+TIMES = ("ttft", "tpot", "latency")
+
+
+def request(
+    model: str = "llama3-70b",
+    gpus: int = 16,
+    hardware: str = "h100-sxm",
+    engine: str | None = None,
+    work: dict[str, Any] | None = None,
+    **options: Any,
+) -> Request:
+    return Request(load_model(model), *load_machine(hardware, engine), gpus, Workload(**(work or {})), **options)
+
+
+def by_plan(results: Results) -> dict[str, dict[str, Any]]:
+    return {row["plan"]: row for row in results.rows()}
+
+
+# --- order ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("concurrency", [None, 24])
+def test_rows_are_in_the_order_of_the_goal(objective: Any, concurrency: int | None) -> None:
+    results = rank(request(objective=objective, work={"concurrency": concurrency})).results
+    column = {"throughput": "tokens_per_s", "cost": "usd_per_mtok"}.get(objective, f"{objective}_ms")
+    values = results[column].astype(float)
+    values = -values if objective == "throughput" else values
+    assert len(values) > 10
+    assert np.all(np.diff(values) >= -1e-8 * np.abs(values[1:]))
+    assert results["rank"].tolist() == list(range(1, len(values) + 1))
+    assert set(results["objective"]) == {objective}
+    assert len(set(results["plan"])) == len(results), "a plan has one row: its best load"
+
+
+def test_cost_without_a_price_is_chip_seconds() -> None:
+    machine, engine = load_machine("h100-sxm")
+    free = machine._replace(price=None)
+    asked = Request(load_model("llama3-70b"), free, engine, 16, Workload(concurrency=8), "cost")
+    results = rank(asked).results
+    assert np.all(np.isnan(results["usd_per_mtok"]))
+    assert np.all(np.diff(results["gpu_s_per_token"].astype(float)) >= -1e-12)
+    priced = rank(asked._replace(usd_per_chip_hour=2.0)).results
+    assert priced["plan"].tolist() == results["plan"].tolist()
+    expected = 2.0 / 3600 * results["gpu_s_per_token"].astype(float) * 1e6
+    assert priced["usd_per_mtok"].astype(float) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_tie_is_a_row_within_the_published_error_of_the_row_above(objective: Any) -> None:
+    rows = rank(request(objective=objective, gpus=24)).results.rows()
+    assert PUBLISHED_ERROR == 0.10
+    assert rows[0]["tie"] is None
+    key = {"throughput": "tokens_per_s", "cost": "usd_per_mtok"}.get(objective, f"{objective}_ms")
+    for above, row in pairwise(rows):
+        ratio = above[key] / row[key] if objective == "throughput" else row[key] / above[key]
+        assert row["tie"] is (ratio <= 1.10)
+    assert {row["tie"] for row in rows[1:]} == {True, False}
+
+
+def made_up(**columns: list[Any]) -> Results:
+    """Results with the columns that decide an order; `used` chips of 16."""
+    used = np.array(columns.pop("used"), dtype=float)
+    gpus = np.full(len(used), 16.0)
+    made = {name: np.array(values, dtype=object if name == "plan" else float) for name, values in columns.items()}
+    return Results({**made, "gpus": gpus, "idle_gpus": gpus - used})
+
+
+def ordered(results: Results) -> list[str]:
+    """Labels in the order of a ranking for latency."""
+    labels: list[str] = results.take(_order(results, "latency"))["plan"].tolist()
+    return labels
+
+
+def test_equals_are_ordered_by_room_then_chips_then_tp_then_text() -> None:
+    results = made_up(
+        plan=["slow", "b", "a", "tp4", "tp2", "small", "roomy", "fast"],
+        latency_ms=[101.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 99.0],
+        max_concurrency=[900, 10, 10, 10, 10, 10, 20, 1],
+        used=[2, 16, 16, 8, 8, 4, 16, 16],
+        tp=[1, 8, 8, 4, 2, 4, 8, 16],
+    )
+    assert ordered(results) == ["fast", "roomy", "small", "tp2", "tp4", "a", "b", "slow"]
+
+
+def test_two_ways_of_adding_the_same_numbers_are_equal() -> None:
+    results = made_up(
+        plan=["roomy", "small"],
+        latency_ms=[0.1 + 0.2, 0.3],
+        max_concurrency=[20, 10],
+        used=[8, 8],
+        tp=[1, 1],
+    )
+    assert ordered(results) == ["roomy", "small"]
+    apart = made_up(
+        plan=["a", "b"], latency_ms=[0.3 * (1 + 1e-7), 0.3], max_concurrency=[20, 10], used=[8, 8], tp=[1, 1]
+    )
+    assert ordered(apart) == ["b", "a"]
+
+
+def test_of_two_plans_as_fast_the_one_with_more_replicas_comes_first() -> None:
+    """One request is as fast on one replica of TP8 as on two; the second holds others."""
+    results = rank(request(filters=Filters(tp=(8,), pp=(1,), dp=(1, 2)))).results
+    assert results["plan"].tolist() == ["TP8xDP2", "TP8"]
+    assert results["latency_ms"][0] == results["latency_ms"][1]
+    assert results["tie"].tolist() == [None, True]
+
+
+def test_answers_of_one_token_are_ranked_without_a_time_between_tokens() -> None:
+    """As a goal that time makes no sense then."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for objective in ("latency", "ttft", "throughput"):
+            results = rank(request(objective=objective, work={"osl": 1})).results  # type: ignore[arg-type]
+            assert all(row["tpot_ms"] is None for row in results.rows())
+            assert np.all(results["latency_ms"] == results["ttft_ms"])
+    with pytest.raises(InputError, match="--objective tpot needs answers of at least 2 tokens"):
+        rank(request(objective="tpot", work={"osl": 1}))
+
+
+def test_metric_is_what_is_minimised() -> None:
+    results = rank(request(gpus=8, objective="throughput")).results
+    assert metric(results, "throughput") == pytest.approx(1 / results["tokens_per_s"], rel=1e-15)
+    assert metric(results, "tpot") == pytest.approx(results["tpot_ms"], rel=1e-15)
+    assert metric(results, "cost") == pytest.approx(results["usd_per_mtok"], rel=1e-15)
+
+
+# --- loads ----------------------------------------------------------------------------------------------------------
+
+
+def loads_up_to(most: int) -> list[int]:
+    """Powers of two, the halves between them, and the exact capacity."""
+    steps = {step for power in range(25) for step in (2**power, 3 * 2**power // 2) if step < most}
+    return [*sorted(steps), most]
+
+
+def test_loads_that_are_looked_at() -> None:
+    assert loads_up_to(1) == [1]
+    assert loads_up_to(8) == [1, 2, 3, 4, 6, 8]
+    assert loads_up_to(70) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 70]
+
+
+@pytest.mark.parametrize("objective", ["throughput", "cost"])
+@pytest.mark.parametrize("limits", [Limits(), Limits(tpot=40 * MS), Limits(ttft=90 * MS, latency=9.0)])
+def test_the_load_of_every_plan_is_the_best_that_keeps_the_limits(objective: Any, limits: Limits) -> None:
+    ranking = rank(request(objective=objective, limits=limits))
+    rows = by_plan(ranking.results)
+    most = {row["plan"]: row["max_concurrency"] for row in rank(request()).results.rows()}
+    assert ranking.points == sum(len(loads_up_to(room)) for room in most.values())
+    assert ranking.points > ranking.plans > len(most) * 0.9
+    for label, room in most.items():
+        loads = loads_up_to(room)
+        points = {"model": ["llama3-70b"], "plan": [label], "gpus": [16], "concurrency": loads}
+        results = estimate_points(points, len(loads))
+        keeps = np.ones(len(loads), dtype=bool)
+        for name in TIMES:
+            limit = getattr(limits, name)
+            keeps &= results[f"{name}_ms"] <= (np.inf if limit is None else limit / MS)
+        if not keeps.any():
+            assert label not in rows
+            continue
+        best = np.max(results["tokens_per_s"][keeps])
+        assert rows[label]["tokens_per_s"] == pytest.approx(best, rel=1e-12)
+        assert rows[label]["concurrency"] in loads
+
+
+def test_the_exact_capacity_is_among_the_loads() -> None:
+    rows = plan("llama3-8b", 8, hardware="h100-lecture", objective="throughput", schedule="static", isl=1, osl=2047)
+    assert rows[0]["plan"] == "TP2xDP4"
+    assert rows[0]["concurrency"] == rows[0]["max_concurrency"] == 4 * 476
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_load_that_is_given_is_kept_and_one_request_is_the_default_of_times(objective: Any) -> None:
+    given = rank(request(objective=objective, work={"concurrency": 5})).results
+    assert set(given["concurrency"]) == {5.0}
+    searched = set(rank(request(objective=objective)).results["concurrency"])
+    assert (searched == {1.0}) == (objective in TIMES)
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_rows_keep_the_limit_and_the_others_say_how_close_they_come(name: str, objective: Any) -> None:
+    free = rank(request(objective=objective, work={"concurrency": 16})).results
+    limit = float(np.median(free[f"{name}_ms"].astype(float)))
+    ranking = rank(request(objective=objective, work={"concurrency": 16}, limits=Limits(**{name: limit * MS})))
+    kept, refused = by_plan(ranking.results), {item.plan.label: item for item in ranking.refused if item.limit == "slo"}
+    assert all(row[f"{name}_ms"] <= limit for row in kept.values())
+    assert len(kept) > 3
+    assert len(refused) > 3
+    for row in free.rows():
+        if row[f"{name}_ms"] <= limit:
+            assert row["plan"] in kept
+        else:
+            assert refused[row["plan"]].reason == f"{name} {row[f'{name}_ms']:.4g} ms > {limit:g} ms"
+
+
+def test_a_memory_limit_is_the_budget() -> None:
+    ranking = rank(request(limits=Limits(memory=40 * 2.0**30)))
+    assert set(ranking.results["memory_limit_gib"]) == {40.0}
+    assert np.all(ranking.results["memory_gib"] <= 40)
+    assert {row["tp"] * row["pp"] for row in ranking.results.rows()} == {
+        row["tp"] * row["pp"] for row in rank(request()).results.rows() if row["memory_gib"] <= 40
+    }
+    half = rank(request(limits=Limits(memory_fraction=0.5))).results
+    assert half["memory_limit_gib"] == pytest.approx(np.full(len(half), 39.6))
+
+
+# --- Pareto ---------------------------------------------------------------------------------------------------------
+
+
+def every_point(asked: Request) -> Results:
+    """Every plan at every load, priced one table at a time."""
+    rooms = rank(asked._replace(pareto=False, objective="latency")).results.rows()
+    pairs = [(row["plan"], load) for row in rooms for load in loads_up_to(row["max_concurrency"])]
+    points = {
+        "model": [asked.model.name], "hardware": [asked.hardware.name], "engine": [asked.engine.name],
+        "gpus": [asked.gpus], "plan": [label for label, _ in pairs], "concurrency": [load for _, load in pairs],
+    }  # fmt: skip
+    return estimate_points(points, len(pairs))
+
+
+@pytest.mark.parametrize(("hardware", "engine"), [("h100-sxm", "vllm"), ("h100-lecture", "lecture")])
+def test_the_frontier_is_undominated_and_complete(hardware: str, engine: str) -> None:
+    asked = request("llama3-8b", 8, hardware, engine, pareto=True)
+    front, everything = rank(asked).results, every_point(asked)
+    tpot, rate = everything["tpot_ms"].astype(float), everything["tokens_per_s_per_gpu"].astype(float)
+    kept = {(row["tpot_ms"], row["tokens_per_s_per_gpu"]) for row in front.rows()}
+    assert len(front) > 5
+    slack = 1e-12
+    for low, high in kept:
+        better = (tpot <= low * (1 + slack)) & (rate > high * (1 + slack))
+        better |= (tpot < low * (1 - slack)) & (rate >= high * (1 - slack))
+        assert not better.any(), "a row of the frontier is beaten by another point"
+    for low, high in zip(tpot, rate, strict=True):
+        as_good = [a <= low * (1 + slack) and b >= high * (1 - slack) for a, b in kept]
+        assert any(as_good), "a point is beaten by no row of the frontier"
+    assert np.all(np.diff(front["tpot_ms"].astype(float)) > 0)
+    assert np.all(np.diff(front["tokens_per_s_per_gpu"].astype(float)) > 0)
+
+
+def test_the_frontier_keeps_the_limits() -> None:
+    free = rank(request("llama3-8b", 8, pareto=True)).results
+    limit = float(np.median(free["tpot_ms"].astype(float)))
+    within = rank(request("llama3-8b", 8, pareto=True, limits=Limits(tpot=limit * MS))).results
+    expected = [row["tpot_ms"] for row in free.rows() if row["tpot_ms"] <= limit]
+    assert [row["tpot_ms"] for row in within.rows()] == expected
+
+
+# --- refused plans --------------------------------------------------------------------------------------------------
+
+
+def test_every_plan_is_ranked_or_refused_with_its_reason() -> None:
+    ranking = rank(request(limits=Limits(tpot=20 * MS), work={"isl": 4096, "osl": 512, "concurrency": 40}))
+    refused = {item.plan.label: item for item in ranking.refused}
+    assert not set(refused) & set(ranking.results["plan"])
+    kinds: dict[str, list[str]] = {"rule": [], "memory": [], "slo": []}
+    for item in ranking.refused:
+        assert item.reason
+        kinds[item.limit].append(item.reason)
+    assert all("tp" in reason for reason in kinds["rule"])
+    assert any("query heads" in reason for reason in kinds["rule"])
+    assert any(re.fullmatch(r"weights \d+\.\d GiB \+ runtime \d+\.\d GiB exceed the limit of 71\.3 GiB per chip", r)
+               for r in kinds["memory"])  # fmt: skip
+    assert any(re.fullmatch(r"KV room for \d+ requests of 4608 tokens, 40 asked", reason) for reason in kinds["memory"])
+    assert all(re.fullmatch(r"tpot [\d.]+ ms > 20 ms", reason) for reason in kinds["slo"])
+    assert len(kinds["slo"]) > 3
+    # plans that rules allow are ranked, or refused for memory or time
+    assert ranking.plans == len(ranking.results) + len(kinds["memory"]) + len(kinds["slo"])
+
+
+def test_a_plan_that_memory_refuses_is_refused_for_the_figures_that_estimate_shows() -> None:
+    ranking = rank(request("llama3-70b", 2, work={"concurrency": 5}))
+    kept = by_plan(ranking.results)
+    for label in ("TP2", "PP2"):
+        row = estimate_points({"model": ["llama3-70b"], "plan": [label], "concurrency": [5]}, 1).row(0)
+        if row["max_concurrency"] is not None and row["max_concurrency"] >= 5:
+            assert label in kept
+        else:
+            reason = next(item.reason for item in ranking.refused if item.plan.label == label)
+            assert f"KV room for {row['max_concurrency']} requests of 1280 tokens, 5 asked" == reason
+
+
+def test_a_budget_without_room_for_what_lies_outside_it_refuses_plans() -> None:
+    """98 % of the chip and 3 GiB of context and graphs do not fit on it."""
+    with pytest.raises(NoPlanError, match=r"leaves no room for the 3\.0 GiB that the engine takes outside it"):
+        rank(request("llama3-8b", 2, limits=Limits(memory_fraction=0.98), filters=Filters(tp=(2,))))
+
+
+# --- advice ---------------------------------------------------------------------------------------------------------
+
+
+def refusal(asked: Request) -> str:
+    with pytest.raises(NoPlanError) as stop:
+        rank(asked)
+    assert stop.value.exit_status == 3
+    return str(stop.value)
+
+
+def works(asked: Request) -> bool:
+    try:
+        return len(rank(asked).results) > 0
+    except NoPlanError:
+        return False
+
+
+def advised(text: str) -> dict[str, str]:
+    """The options that a refusal offers, each on its own."""
+    _, found, tail = text.partition("The smallest change that would do: ")
+    assert found, text
+    return dict(re.findall(r"--(gpus|weights|concurrency) (\w+)", tail))
+
+
+def taking(asked: Request, option: str, value: str) -> Request:
+    if option == "gpus":
+        return asked._replace(gpus=int(value))
+    changed = value if option == "weights" else int(value)
+    return asked._replace(workload=asked.workload._replace(**{option: changed}))
+
+
+TOO_LARGE = {
+    "405b on a node": request("llama3.1-405b", 8),
+    "70b on one chip": request("llama3-70b", 1),
+    "a prompt too long for two chips": request("llama3.1-70b", 2, work={"isl": 100_000}),
+    "many requests on few chips": request("llama3-70b", 3, work={"concurrency": 800}),
+    "many requests on more than a few chips": request("llama3-70b", 20, work={"concurrency": 3000}),
+    "more than one replica may run": request("llama3-8b", 1, work={"concurrency": 2000}),
+    "a small budget": request("llama3-70b", 8, limits=Limits(memory=16 * 2.0**30)),
+    "on a torus": request("palm-62b", 2, "tpu-v4"),
+    "on small chips": request("falcon-180b", 8, "l40s"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_advice_on_memory_works_and_less_does_not(name: str) -> None:
+    asked = TOO_LARGE[name]
+    text = refusal(asked)
+    assert text.startswith(
+        f"no plan for {asked.model.name} on {asked.gpus} x {asked.hardware.name} fits in memory. Closest:"
+    )
+    options = advised(text)
+    assert options, text
+    failing = [option for option, value in options.items() if not works(taking(asked, option, value))]
+    assert not failing, text
+    if "gpus" in options:
+        fewer = range(asked.gpus + 1, int(options["gpus"]))
+        enough = [gpus for gpus in fewer if works(asked._replace(gpus=gpus))]
+        assert not enough, f"{enough[0]} chips would do: {text}"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request("llama3-70b", 2, filters=Filters(tp=(2,)), work={"concurrency": 9}),
+        request("llama3-70b", 2, filters=Filters(tp=(2,)), work={"concurrency": 900}),
+        request("llama3-8b", 1, filters=Filters(tp=(1,)), work={"concurrency": 2000}),
+        request("llama3-8b", 4, filters=Filters(tp=(4,)), work={"concurrency": 1500, "weights": "int4"}),
+    ],
+    ids=["9 of 8", "900 of 8", "2000 on one chip", "1500 of an engine's 1024"],
+)
+def test_advice_on_the_load_is_the_most_that_fits(asked: Request) -> None:
+    text = refusal(asked)
+    options = advised(text)
+    if "concurrency" not in options:
+        assert options, text  # something else was smaller
+        return
+    most = int(options["concurrency"])
+    these, more = (works(taking(asked, "concurrency", str(load))) for load in (most, most + 1))
+    assert (these, more) == (True, False), text
+
+
+def test_the_closest_plan_is_the_one_that_holds_most() -> None:
+    """What the best plan reaches: of those that fit but for KV, the one with room for most requests."""
+    asked = request("llama3.1-405b", 24, work={"concurrency": 2000})
+    text = refusal(asked)
+    rooms = by_plan(rank(asked._replace(workload=Workload(concurrency=1))).results)
+    best = max(row["max_concurrency"] for row in rooms.values())
+    named = re.search(r"Closest: (\S+): KV room for (\d+) requests of 1280 tokens, 2000 asked", text)
+    assert named is not None, text
+    assert int(named[2]) == rooms[named[1]]["max_concurrency"]
+    assert int(named[2]) == best, f"{best} fit on another plan: {text}"
+
+
+def test_weights_alone_too_large_are_named_with_their_figures() -> None:
+    text = refusal(request("llama3.1-405b", 8))
+    assert re.search(r"weights [\d.]+ GiB \+ runtime [\d.]+ GiB exceed the limit of 71\.3 GiB per chip", text)
+
+
+def test_where_nothing_within_reach_would_do_that_is_said() -> None:
+    text = refusal(request("llama3.1-405b", 1, limits=Limits(memory=2.0**30)))
+    assert text.endswith("No number of chips or weight format within reach would do")
+
+
+def assert_does(asked: Request, text: str) -> None:
+    does = works(asked)
+    assert does, f"the change that is named does not do: {text}"
+
+
+def relaxed(asked: Request, text: str) -> Request:
+    """The limits as a refusal says they would have to be."""
+    _, found, tail = text.partition("The smallest change that would do: ")
+    assert found, f"no change is named: {text}"
+    needed = dict(re.findall(r"--max-(ttft|tpot|latency) (\d[\d.]*)", tail))
+    if not needed:  # raise each limit that cannot be kept to the best that it names
+        needed = dict(re.findall(r"--max-(ttft|tpot|latency) [\d.]+: the best is (\d[\d.]*) ms", text))
+    assert needed, f"no figure is named: {text}"
+    limits = {name: float(value.rstrip(".")) * MS for name, value in needed.items()}
+    return asked._replace(limits=asked.limits._replace(**limits))
+
+
+@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("hardware", ["h100-sxm", "h100-lecture", "b200-sxm", "tpu-v5e"])
+@pytest.mark.parametrize("load", [1, 7])
+def test_a_limit_that_none_keeps_names_what_is_reached_and_that_works(name: str, hardware: str, load: int) -> None:
+    asked = request("llama3-8b", 16, hardware, work={"concurrency": load})
+    free = rank(asked._replace(objective="latency")).results
+    best = float(np.min(free[f"{name}_ms"].astype(float)))
+    impossible = asked._replace(limits=Limits(**{name: best / 2 * MS}))
+    text = refusal(impossible)
+    assert text.startswith(f"no plan for llama3-8b on 16 x {hardware} keeps the limits on time.")
+    assert f"--max-{name} {best / 2:g}" in text
+    reached = re.search(r"the best is ([\d.]+) ms by (\S+)", text)
+    assert reached is not None, text
+    assert float(reached[1]) == pytest.approx(best, rel=1e-3)
+    row = by_plan(free)[reached[2].rstrip(".;,")]
+    assert row[f"{name}_ms"] == pytest.approx(best, rel=1e-9)
+    assert_does(relaxed(impossible, text), text)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "cost"])
+def test_an_impossible_limit_is_said_for_goals_that_search_the_load_too(objective: Any) -> None:
+    asked = request("llama3-8b", 8, objective=objective, limits=Limits(tpot=0.1 * MS))
+    text = refusal(asked)
+    assert "--max-tpot 0.1" in text
+    assert_does(relaxed(asked, text), text)
+
+
+def test_a_limit_on_a_time_that_answers_do_not_have_is_left_out_of_the_sentence() -> None:
+    """One token has no time between tokens, so only the first limit can fail."""
+    asked = request("llama3-8b", 8, work={"osl": 1}, limits=Limits(ttft=0.1 * MS, tpot=0.1 * MS))
+    text = refusal(asked)
+    assert "--max-ttft 0.1" in text
+    assert_does(relaxed(asked, text), text)
+
+
+def test_limits_that_none_keeps_together_are_relaxed_together() -> None:
+    """The first token comes soonest from TP8, the others from TP4: neither best is kept by the other."""
+    asked = request("llama3-8b", 8, "h100-lecture", work={"isl": 2048})
+    rows = rank(asked).results.rows()
+    ttft, tpot = (min(row[f"{name}_ms"] for row in rows) for name in ("ttft", "tpot"))
+    assert not any(row["ttft_ms"] == ttft and row["tpot_ms"] == tpot for row in rows)
+    impossible = asked._replace(limits=Limits(ttft=ttft / 2 * MS, tpot=tpot / 2 * MS))
+    text = refusal(impossible)
+    assert_does(relaxed(impossible, text), text)
+
+
+def test_limits_that_are_kept_one_by_one_but_not_together_say_what_would_do() -> None:
+    asked = request("llama3-8b", 8, "h100-lecture", work={"isl": 2048})
+    rows = rank(asked).results.rows()
+    ttft, tpot = (min(row[f"{name}_ms"] for row in rows) for name in ("ttft", "tpot"))
+    impossible = asked._replace(limits=Limits(ttft=ttft * 1.001 * MS, tpot=tpot * 1.001 * MS))
+    text = refusal(impossible)
+    assert_does(relaxed(impossible, text), text)
+
+
+def test_filters_that_leave_only_what_rules_refuse_say_which_rule() -> None:
+    text = refusal(request("llama3-70b", 8, filters=Filters(tp=(3,))))
+    assert text.startswith("no plan for llama3-70b on 8 x h100-sxm is valid.")
+    assert "nearest valid: 2 or 4" in text
+
+
+# --- requests that make no sense ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (request(gpus=0), "--gpus must be at least 1, found 0"),
+        (request(gpus=-4), "--gpus must be at least 1, found -4"),
+        (request(work={"isl": 0}), "--isl must be at least 1, found 0"),
+        (request(work={"osl": 0}), "--osl must be at least 1, found 0"),
+        (request(work={"concurrency": 0}), "--concurrency must be at least 1, found 0"),
+        (
+            request(work={"isl": 8000, "osl": 193}),
+            "isl 8000 + osl 193 = 8193 tokens is more than llama3-70b's context of 8192; shorten them, or give "
+            "--max-context if the deployment extends it",
+        ),
+        (request(work={"weights": "int3"}), "--weights: unknown dtype 'int3'"),
+        (request(work={"kv_cache": "int4"}), "--kv-cache: unknown dtype 'int4'"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_bad_input(asked: Request, text: str) -> None:
+    with pytest.raises(InputError) as stop:
+        rank(asked)
+    assert stop.value.exit_status == 2
+    assert text in str(stop.value)
+
+
+def test_the_whole_context_may_be_used_and_exceeded_when_asked() -> None:
+    assert works(request(work={"isl": 8000, "osl": 192}))
+    assert works(request(work={"isl": 8000, "osl": 193, "max_context": 8193}))
+
+
+# --- the call by keyword --------------------------------------------------------------------------------------------
+
+
+def test_plan_by_keyword_is_the_ranking_of_the_same_request() -> None:
+    rows = plan(
+        "llama3-70b", 16, objective="cost", isl=2000, osl=100, max_ttft_ms=500, max_tpot_ms=60, max_latency_ms=9000,
+        memory_limit="70GiB", price=3.0, filters=Filters(tp=(4, 8)), arrivals="waves", weights="fp8", kv_cache="fp8",
+    )  # fmt: skip
+    limits = Limits(0.5, 0.06, 9.0, 70 * 2.0**30)
+    work = {"isl": 2000, "osl": 100, "arrivals": "waves", "weights": "fp8", "kv_cache": "fp8"}
+    same: Ranking = rank(
+        request(objective="cost", work=work, limits=limits, filters=Filters(tp=(4, 8)), usd_per_chip_hour=3.0)
+    )
+    assert rows == same.results.rows()
+    assert tuple(rows[0]) == COLUMNS
+    assert {row["tp"] for row in rows} == {4, 8}
