@@ -66,11 +66,11 @@ def _within(results: Results, limits: Limits) -> tuple[Results, list[Refused]]:
     for label in dict.fromkeys(labels):
         own = labels == label
         if not (keeps & own).any():
-            closest = results.take(np.flatnonzero(own))
+            least = {column: float(np.min(results[column][own], initial=np.inf)) for column in wanted}
             parts = [
-                f"{column.removesuffix('_ms')} {np.nanmin(closest[column]):.4g} ms > {limit / MS:g} ms"
+                f"{column.removesuffix('_ms')} {least[column]:.4g} ms > {limit / MS:g} ms"
                 for column, limit in wanted.items()
-                if limit is not None and np.nanmin(closest[column]) > limit / MS
+                if limit is not None and limit / MS < least[column] < np.inf
             ]
             reason = ", ".join(parts) or "no batch size keeps all limits at once"
             refused.append(Refused(Plan.parse(label), reason, "slo"))
