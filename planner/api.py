@@ -81,7 +81,7 @@ def estimate(model: str | Path, **options: Any) -> dict[str, Any]:
 
     Args:
         model: name, Hugging Face id or path.
-        options: any of `planner.estimating.OPTIONS`, as `tp=8`, `plan="TP8xPP2"`, `concurrency=64`.
+        options: any of `planner.points.OPTIONS`, as `tp=8`, `plan="TP8xPP2"`, `concurrency=64`.
 
     Raises:
         InputError: an option that does not exist, or a value that cannot be used.

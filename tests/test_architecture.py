@@ -10,8 +10,9 @@ from helpers import CONFIGS, ROOT
 
 PACKAGE = ROOT / "planner"
 ORDER = [
-    "_version", "errors", "units", "specs", "plans", "costs", "results", "request", "pricing", "advice", "ranking",
-    "estimating", "api", "report", "command",
+    "_version", "errors", "units", "specs", "plans", "costs",
+    "results", "request", "points", "pricing", "advice", "ranking", "estimating", "api",
+    "report", "command",
 ]  # fmt: skip
 """Rooms in the order in which data flows: one may import from those before it, and from itself."""
 READING = {"open", "read_text", "read_bytes", "fromfile", "loadtxt", "genfromtxt"}

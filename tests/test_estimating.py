@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import Filters, InputError, NoPlanError, estimate, estimate_points, plan
-from planner.estimating import DEFAULTS, OPTIONS
+from planner.points import DEFAULTS, OPTIONS
 from planner.results import COLUMNS, MEMORY, PRICED, Results
 
 

@@ -12,8 +12,9 @@ import typer
 
 from planner.command import options as opt
 from planner.errors import InputError, NoPlanError
-from planner.estimating import CHOICES, DEFAULTS, OPTIONS, estimate_one, estimate_points
+from planner.estimating import estimate_one, estimate_points
 from planner.plans.plan import Plan
+from planner.points import CHOICES, DEFAULTS, OPTIONS
 from planner.report import tabular
 from planner.results import COLUMNS, Results
 

@@ -100,7 +100,6 @@ _EXPECTED = {
     "bool_parsing": "true or false",
     "string_type": "a text",
     "dict_type": "a mapping of keys to values",
-    "arguments_type": "a mapping of keys to values",
     "tuple_type": "a list",
 }
 
@@ -128,6 +127,8 @@ def _sentence(problem: Any, more: int, cls: type) -> tuple[str, str]:
         doubt = f" (in {unit}; is the unit right?)" if unit else ""
         return key, f"found {found!r}, expected {bounds[kind]} {limit:g}{doubt}{rest}"
     expected = _EXPECTED.get(kind, problem["msg"])
+    if _is_spec(_type_at(cls, problem["loc"])):  # pydantic's versions name this error differently
+        expected = "a mapping of keys to values"
     shown = f"{type(found).__name__} {found!r}" if not isinstance(found, (dict, list)) else f"a {_shape(found)}"
     return key, f"found {shown}, expected {expected}{f' ({unit})' if unit else ''}{rest}"
 

@@ -182,11 +182,16 @@ def test_more_chips_than_anyone_has_are_refused_at_once() -> None:
     refused(done, 2, "--gpus")
 
 
-def test_an_answer_of_one_token_has_no_time_per_token_to_rank_by() -> None:
-    done = run(*MODEL, "--osl", "1", "--objective", "tpot", "--csv", "-")
-    assert done.status in (2, 3) or (done.status == 0 and {row["tpot_ms"] for row in done.rows} == {""})
-    assert "Traceback" not in done.err
-    assert "Warning" not in done.err
+@pytest.mark.parametrize(
+    "goal", [("--objective", "tpot"), ("--pareto",), ("--max-tpot", "20")], ids=lambda goal: goal[0]
+)
+def test_an_answer_of_one_token_has_no_time_per_token_to_go_by(goal: tuple[str, ...]) -> None:
+    done = run(*MODEL, "--osl", "1", *goal, "--csv", "-")
+    if goal[0] == "--max-tpot":  # a time that does not exist is not too long
+        assert (done.status, done.err) == (0, "")
+        assert {row["tpot_ms"] for row in done.rows} == {""}
+    else:
+        refused(done, 2, "--osl", goal[-1])
 
 
 def test_unknown_options_and_extra_words_are_refused() -> None:

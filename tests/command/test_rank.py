@@ -236,6 +236,12 @@ def test_filters_leave_only_what_they_name() -> None:
     assert {row["dp"] for row in as_json("--model", "llama3-8b", "--gpus", "8", "--dp", "2", "--top", "0")} == {2}
 
 
+def test_a_value_that_a_filter_names_twice_counts_once() -> None:
+    words = ("--model", "llama3-8b", "--gpus", "8", "--engine", "ideal", "--rejected")
+    once = good(*words, "--tp", "2,3", "--attention", "heads").out
+    assert good(*words, "--tp", "2,3,2,3", "--attention", "heads,heads").out == once
+
+
 def test_attention_filters_choose_how_attention_is_sharded() -> None:
     words = ("--model", "llama3-8b", "--gpus", "4", "--engine", "ideal", "--tp", "4", "--top", "0")
     assert {row["attention"] for row in as_json(*words)} == {"heads", "batch"}

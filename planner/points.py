@@ -1,0 +1,198 @@
+"""A table of points: columns of options, read into numbers and codes, each row with the first thing wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import InputError, PlannerError
+from planner.plans.plan import FFN, Plan
+from planner.request import OBJECTIVES
+from planner.specs.catalog import load_hardware
+from planner.specs.dtypes import KV_CACHE, WEIGHTS
+from planner.specs.engine import ATTENTION
+from planner.specs.workload import ARRIVALS, SCHEDULES
+
+Array = NDArray[np.float64]
+
+DEGREES = ("tp", "pp", "dp", "ep", "cp")
+NUMBERS = ("gpus", "isl", "osl", "concurrency", "max_context", *DEGREES)
+CHOICES: dict[str, Sequence[str]] = {
+    "objective": OBJECTIVES,
+    "schedule": SCHEDULES,
+    "arrivals": ARRIVALS,
+    "weights": tuple(WEIGHTS),
+    "kv_cache": tuple(KV_CACHE),
+    "attention": ATTENTION,
+    "prefill_attention": ATTENTION,
+    "ffn": FFN,
+    "prefill_ffn": FFN,
+}
+TEXTS = (
+    "model", "hardware", "engine", "objective", "schedule", "arrivals", "weights", "kv_cache", "attention",
+    "prefill_attention", "ffn", "prefill_ffn", "plan", "price", "memory_limit", "memory_fraction", "slice",
+)  # fmt: skip
+OPTIONS = (*NUMBERS, *TEXTS)
+"""Names of what may be given for a point: the command's options, with underscores."""
+DEFAULTS: dict[str, Any] = {
+    "hardware": "h100", "objective": "latency", "schedule": "continuous", "arrivals": "steady", "isl": 1024, "osl": 256,
+    "attention": "heads", "prefill_attention": "heads", "ffn": "1d", "prefill_ffn": "1d",
+}  # fmt: skip
+
+
+@dataclass
+class Points:
+    """The points by column: numbers as floats (NaN = not given), texts as codes into their distinct values."""
+
+    count: int
+    numbers: dict[str, Array]
+    codes: dict[str, NDArray[np.int64]]
+    values: dict[str, list[str | None]]
+    errors: list[PlannerError | None]
+    """The first thing wrong with each row: bad input, or a plan that cannot run."""
+
+    @classmethod
+    def of(cls, points: Mapping[str, Sequence[Any]], count: int) -> Points:
+        """The table of columns of OPTIONS; a column of one value stands for all rows.
+
+        Raises:
+            InputError: a column that is no option.
+        """
+        unknown = [name for name in points if name not in OPTIONS]
+        if unknown:
+            raise InputError(f"unknown column {unknown[0]!r}; known are {', '.join(OPTIONS)}")
+        errors: list[PlannerError | None] = [None] * count
+        numbers = {name: _numbers(name, points.get(name), count, errors) for name in NUMBERS}
+        codes, values = {}, {}
+        for name in TEXTS:
+            codes[name], values[name] = _coded(points.get(name), count)
+        table = cls(count, numbers, codes, values, errors)
+        table._read_plans()
+        return table
+
+    def _read_plans(self) -> None:
+        """Degrees and sharding from `plan` labels, where they are given; a degree given beside one must agree."""
+        for code, label in enumerate(self.values["plan"]):
+            if label is None:
+                continue
+            rows = np.flatnonzero(self.codes["plan"] == code)
+            try:
+                plan = Plan.parse(label)
+            except InputError as error:
+                self.fail(rows, error)
+                continue
+            for name in DEGREES:
+                given = self.numbers[name][rows]
+                clash = np.isfinite(given) & (given != getattr(plan, name))
+                if clash.any():
+                    self.fail(rows[clash], InputError(f"{name} contradicts the plan {label}"))
+                self.numbers[name][rows] = getattr(plan, name)
+            for name in ("attention", "prefill_attention"):
+                values, wanted = self.values[name], getattr(plan, name)
+                clash = np.array([values[code] not in (None, wanted) for code in self.codes[name][rows]])
+                if clash.any():
+                    self.fail(rows[clash], InputError(f"{name} contradicts the plan {label}"))
+                if wanted not in values:
+                    values.append(wanted)
+                self.codes[name][rows] = values.index(wanted)
+
+    def fail(self, rows: NDArray[np.intp], error: PlannerError) -> None:
+        """Marks rows with the first thing wrong with them."""
+        for row in rows:
+            if self.errors[row] is None:
+                self.errors[row] = error
+
+    def _by_slice(self, key: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Groups divided by chips as well, where some hardware is a torus: each count gets a slice of its own."""
+        names = [name or DEFAULTS["hardware"] for name in self.values["hardware"]]
+        if not any(_is_torus(name) for name in names):
+            return key
+        product = np.prod([np.nan_to_num(self.numbers[name], nan=1.0) for name in ("tp", "pp", "dp", "cp")], axis=0)
+        chips, codes = np.unique(
+            np.where(np.isnan(self.numbers["gpus"]), product, self.numbers["gpus"]), return_inverse=True
+        )
+        divided: NDArray[np.int64] = np.unique(key * len(chips) + codes, return_inverse=True)[1]
+        return divided
+
+    def groups(self) -> list[tuple[dict[str, str | None], NDArray[np.intp]]]:
+        """Rows that share every text (and the chips, where a torus makes a slice of them): (texts, row indices)."""
+        key = np.zeros(self.count, dtype=np.int64)
+        for name in TEXTS:
+            if name != "plan" and len(self.values[name]) > 1:
+                key = key * len(self.values[name]) + self.codes[name]
+                _, key = np.unique(key, return_inverse=True)
+        key = self._by_slice(key)
+        if not key.any():
+            return [({name: self.values[name][self.codes[name][0]] for name in TEXTS}, np.arange(self.count))]
+        order = np.argsort(key, kind="stable")
+        starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+        return [
+            ({name: self.values[name][self.codes[name][index[0]]] for name in TEXTS}, index)
+            for index in np.split(order, starts[1:])
+        ]
+
+
+def _is_torus(hardware: str) -> bool:
+    try:
+        return load_hardware(hardware).torus is not None
+    except InputError:
+        return False  # its rows will say so
+
+
+def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[PlannerError | None]) -> Array:
+    if column is None:
+        return np.full(count, float(DEFAULTS.get(name, np.nan)))
+    if len(column) == 1 and count != 1:
+        column = [column[0]] * count
+    try:
+        numbers = np.array(column, dtype=float)
+    except (ValueError, TypeError):
+        numbers = np.array([_number(name, value, row, errors) for row, value in enumerate(column)])
+    for row in np.flatnonzero(np.isnan(numbers)).tolist():
+        if errors[row] is None and isinstance(column[row], str) and column[row].strip():
+            errors[row] = InputError(f"{name} must be a number, found {column[row]!r}")
+    if name in DEFAULTS:
+        numbers = np.where(np.isnan(numbers), float(DEFAULTS[name]), numbers)
+    whole = np.isnan(numbers) | ((numbers >= 1) & (numbers == np.floor(numbers)) & (numbers < 2**53))
+    for row in np.flatnonzero(~whole).tolist():
+        if errors[row] is None:
+            errors[row] = InputError(f"{name} must be a whole number of at least 1, found {column[row]}")
+    return np.where(whole, numbers, np.nan)
+
+
+def _number(name: str, value: Any, row: int, errors: list[PlannerError | None]) -> float:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return np.nan
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        if errors[row] is None:
+            errors[row] = InputError(f"{name} must be a number, found {value!r}")
+        return np.nan
+
+
+def _coded(column: Sequence[Any] | None, count: int) -> tuple[NDArray[np.int64], list[str | None]]:
+    if column is None:
+        return np.zeros(count, dtype=np.int64), [None]
+    if len(column) == 1:
+        return np.zeros(count, dtype=np.int64), [
+            None if column[0] is None or not str(column[0]).strip() else str(column[0]).strip()
+        ]
+    seen: dict[Any, int] = {}
+    codes = np.array([seen.setdefault(value, len(seen)) for value in column], dtype=np.int64)
+    return codes, [None if value is None or not str(value).strip() else str(value).strip() for value in seen]
+
+
+def distinct(columns: Sequence[Array]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(a row of each distinct combination of values, index of each row's combination)."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, codes = np.unique(column, return_inverse=True)
+        if len(values) > 1:
+            _, key = np.unique(key * len(values) + codes, return_inverse=True)
+    _, first = np.unique(key, return_index=True)
+    return first, key
