@@ -90,7 +90,7 @@ def _roomier(request: Request) -> str:
 def _changes(request: Request) -> Iterator[str]:
     filters = request.filters
     if not any((filters.tp, filters.pp, filters.dp, request.slice)):
-        enough = next((gpus for gpus in _more_chips(request) if _holds(request._replace(gpus=gpus))), None)
+        enough = _fewest_chips(request)
         if enough:
             yield f"--gpus {enough}"
     stored = request.workload.weights or request.model.weights
@@ -107,15 +107,25 @@ def _changes(request: Request) -> Iterator[str]:
         yield from _more_memory(request)
 
 
-def _more_chips(request: Request) -> Iterator[int]:
+def _fewest_chips(request: Request) -> int | None:
+    """The smallest number of chips with which some plan fits: more chips only add plans."""
+
+    def holds(gpus: int) -> bool:
+        return _holds(request._replace(gpus=gpus))
+
     torus = request.hardware.torus
     if torus is not None:
-        yield from sorted(shape.chips for shape in torus.legal_slices() if shape.chips > request.gpus)
-        return
-    domain = request.hardware.domain or 8
-    yield from range(request.gpus + 1, request.gpus + 8 * domain + 1)
-    start = request.gpus + 8 * domain
-    yield from range(start - start % domain + domain, _MOST_CHIPS + 1, domain)
+        sizes = sorted(shape.chips for shape in torus.legal_slices() if shape.chips > request.gpus)
+        return next((size for size in sizes if holds(size)), None)
+    low, high = request.gpus, 2 * request.gpus
+    while not holds(high):
+        if high >= _MOST_CHIPS:
+            return None
+        low, high = high, min(2 * high, _MOST_CHIPS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
 
 
 def _more_memory(request: Request) -> Iterator[str]:

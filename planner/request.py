@@ -69,8 +69,9 @@ def check(request: Request) -> None:
     for name, (word, allowed) in {**words, "arrivals": (work.arrivals, ARRIVALS)}.items():
         if word not in allowed:
             raise InputError(f"--{name}: expected one of {', '.join(allowed)}, found {word!r}")
-    if request.objective == "tpot" and work.osl < 2:
-        raise InputError(f"--objective tpot needs answers of at least 2 tokens, --osl is {work.osl}")
+    if work.osl < 2 and (request.objective == "tpot" or request.pareto):
+        goal = "--pareto" if request.pareto else "--objective tpot"
+        raise InputError(f"{goal} needs answers of at least 2 tokens, --osl is {work.osl}")
     check_context(request.model, work.isl, work.osl, work.max_context)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from helpers import CONFIGS, ROOT
@@ -35,8 +36,13 @@ ROOMS = {name: name.split(".")[0] for name in MODULES}
 WITHOUT_FACADE = sorted(name for name in MODULES if name)  # `planner/__init__` hands on what others hold
 
 
-def imports(tree: ast.Module) -> Iterator[str]:
-    """Everything of ours that a module imports, wherever it stands: inside functions and for type checkers too."""
+@cache
+def imports(tree: ast.Module) -> tuple[str, ...]:
+    """Everything that a module imports, wherever it stands: inside functions and for type checkers too."""
+    return tuple(_imports(tree))
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -49,6 +55,7 @@ def imports(tree: ast.Module) -> Iterator[str]:
                 yield "".join(str(part.value) for part in argument.values if isinstance(part, ast.Constant)).rstrip(".")
 
 
+@cache
 def packages(tree: ast.Module) -> set[str]:
     """The packages that a module imports from."""
     return {target.split(".")[0] for target in imports(tree)}
@@ -60,6 +67,7 @@ def called(node: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+@cache
 def calls(tree: ast.Module) -> set[str]:
     """The last names of everything that a module calls; `write_text` for `open` with a mode that writes.
 
@@ -73,6 +81,7 @@ def calls(tree: ast.Module) -> set[str]:
     return found
 
 
+@cache
 def names(tree: ast.Module) -> set[str]:
     """Names and attributes that a module mentions."""
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

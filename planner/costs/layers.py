@@ -66,11 +66,13 @@ class Pass(NamedTuple):
     prefill_pairs: Num = 0.0
     """Query-key pairs of the prefill tokens under the causal mask."""
     prefill_prior: Num = 0.0
-    """Tokens of earlier chunks whose KV is read back."""
+    """Tokens of earlier chunks whose KV is read back where there is no window."""
     prompts: Num = 0.0
     """Prompts that the prefill tokens belong to (at least 1 where there are any)."""
     prompts_ended: Num = 0.0
     """Prompts that end here and so need a row of logits."""
+    window_pairs: Num = 0.0
+    """Query-key pairs in the layers with a sliding window."""
 
     @property
     def tokens(self) -> Num:
@@ -145,38 +147,64 @@ def _projections(model: Model, shard: Shard, work: Pass, formats: Formats) -> li
 
 
 def _attention(model: Model, shard: Shard, work: Pass, formats: Formats, structure: Structure) -> list[Operation]:
-    """Scores and their products with the values: 4 dh FLOPs per query head and query-key pair."""
-    attention, dh = model.attention, model.attention.head_dim
-    kv_token = 2 * dh * formats.kv.bytes  # bytes of one token in one KV head
-    context = work.context if attention.window is None else np.minimum(work.context, attention.window)
+    """Scores and their products with the values: 4 dh FLOPs per query head and query-key pair.
 
+    Layers with a sliding window and layers without are counted apart, each in its share of all layers.
+    """
+    pattern = model.attention_pattern
+    operations = []
+    for kind in dict.fromkeys(pattern):
+        window = model.attention.window if kind == "window" else None
+        share = pattern.count(kind) / len(pattern)
+        operations += [
+            _decode_attention(model, shard, work, formats, structure, window, share),
+            _prefill_attention(model, shard, work, formats, structure, window, share),
+        ]
+    return operations
+
+
+def _decode_attention(
+    model: Model, shard: Shard, work: Pass, formats: Formats, structure: Structure, window: int | None, share: float
+) -> Operation:
+    attention, dh = model.attention, model.attention.head_dim
+    context = work.context if window is None else np.minimum(work.context, window)
     heads, kv_heads, rows = shard.heads, shard.kv_heads, work.decode_rows
     if structure.attention == "batch":  # all heads of the fullest rank's share of the requests
         heads, kv_heads, rows = attention.heads, attention.kv_heads, np.ceil(work.decode_rows / shard.tp)
-    decode = Operation(
-        "attention (decode)",
+    return Operation(
+        "attention (decode)" if window is None else "window attention (decode)",
         "attention_decode",
         formats.kv.compute,
+        times=share,
         flops=4 * dh * heads * rows * context,
-        kv_bytes=rows * context * kv_heads * kv_token,
+        kv_bytes=rows * context * kv_heads * 2 * dh * formats.kv.bytes,
         activation_bytes=rows * heads * dh * 2 * ACT,
         items=rows * kv_heads,
         context=context,
     )
 
+
+def _prefill_attention(
+    model: Model, shard: Shard, work: Pass, formats: Formats, structure: Structure, window: int | None, times: float
+) -> Operation:
+    attention, dh = model.attention, model.attention.head_dim
+    pairs = work.prefill_pairs if window is None else work.window_pairs
+    prior = work.prefill_prior
+    if window is not None:  # a chunk reads back what its first token sees
+        prior = np.minimum(prior, (window - 1.0) * np.maximum(work.prompts, 1.0))
     heads, kv_heads, share = shard.heads, shard.kv_heads, 1.0
     if structure.prefill_attention == "batch":
         heads, kv_heads = attention.heads, attention.kv_heads
         share = np.ceil(work.prompts / shard.tp) / np.maximum(work.prompts, 1.0)
-    prefill = Operation(
-        "attention (prefill)",
+    return Operation(
+        "attention (prefill)" if window is None else "window attention (prefill)",
         "attention_prefill",
         formats.kv.compute,
-        flops=4 * dh * heads * share * work.prefill_pairs,
-        kv_bytes=share * work.prefill_prior * kv_heads * kv_token,
+        times=times,
+        flops=4 * dh * heads * share * pairs,
+        kv_bytes=share * prior * kv_heads * 2 * dh * formats.kv.bytes,
         activation_bytes=share * work.prefill_tokens * 2 * (heads + kv_heads) * dh * ACT,
     )
-    return [decode, prefill]
 
 
 def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:

@@ -261,19 +261,17 @@ def _continuous_prefill(
         packed = np.maximum(1.0, np.minimum(waiting, budget / rows.isl))
     whole_chunks = np.ceil(rows.isl / chunk) - 1
     done = whole_chunks * chunk
-    rest = causal_pairs(rows.isl, window) - causal_pairs(done, window)
-
-    def seen(prior: Array) -> Array:
-        """Earlier tokens that a chunk reads back: no more than the window leaves in sight."""
-        return prior if window is None else np.minimum(prior, window - 1.0)
-
+    tail = (_pairs_between(done, rows.isl, None), _pairs_between(done, rows.isl, window))
     last = packed * (rows.isl - done)
-    final = pass_time(replica, Pass(riding, context, last, packed * rest, seen(done), packed, packed))
+    final = pass_time(
+        replica, Pass(riding, context, last, packed * tail[0], done, packed, packed, window_pairs=packed * tail[1])
+    )
     own, slowest = final.whole, final.slowest
     if np.any(whole_chunks > 0):
         several = np.maximum(whole_chunks, 1.0)
-        pairs, prior = causal_pairs(done, window) / several, seen(chunk * (several - 1) / 2)
-        full = pass_time(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro)))
+        pairs, near = causal_pairs(done) / several, _pairs_between(0.0, done, window) / several
+        prior = chunk * (several - 1) / 2
+        full = pass_time(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
         own = own + full.slowest * whole_chunks
         slowest = slowest + full.slowest * whole_chunks
     iterations = whole_chunks + 1
@@ -284,8 +282,13 @@ def _continuous_prefill(
         return own, processed, passes, Parts()
     steps = np.minimum(iterations * turns, (rows.osl - 1) * microbatches)
     replaced = decode.slowest * steps
-    adds = passes.total > replaced.total  # a prompt of one token can cost less than the decode it replaces
-    return own, processed, passes * adds, replaced * adds
+    # prompts of a few tokens can cost less than the decode steps they replace, but no step is gained by them
+    return own, processed, passes.where(passes.total > replaced.total, replaced), replaced
+
+
+def _pairs_between(start: Num, stop: Array, window: int | None) -> Num:
+    """Query-key pairs of a prompt's tokens from `start` to `stop`."""
+    return causal_pairs(stop, window) - causal_pairs(start, window)
 
 
 def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) -> tuple[Parts, Array]:
@@ -298,21 +301,28 @@ def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array)
     whole_passes = np.ceil(total / per_pass) - 1
     done = whole_passes * per_pass
 
-    def pairs_until(tokens: Array) -> Array:
-        prompts = np.floor(tokens / rows.isl)
-        pairs: Array = prompts * causal_pairs(rows.isl, window) + causal_pairs(tokens - prompts * rows.isl, window)
-        return pairs
+    def pairs(start: Num, stop: Array, seen: int | None) -> Array:
+        """Query-key pairs of the prompts' tokens from `start` to `stop`, prompts standing one behind the other."""
+        prompts = [np.floor(tokens / rows.isl) for tokens in (start, stop)]
+        rests = [tokens - whole * rows.isl for tokens, whole in zip((start, stop), prompts, strict=True)]
+        whole: Array = (prompts[1] - prompts[0]) * causal_pairs(rows.isl, seen)
+        return np.asarray(whole + causal_pairs(rests[1], seen) - causal_pairs(rests[0], seen))
 
-    def some(tokens: Array, pairs: Array, prior: Array, ended: Array) -> PassTime:
+    def some(start: Num, stop: Array, passes: Num, prior: Array, ended: Array) -> PassTime:
+        tokens = (stop - start) / passes
         prompts = np.maximum(1.0, np.ceil(tokens / rows.isl))
-        return pass_time(replica, Pass(np.zeros_like(b), rows.isl, tokens, pairs, prior, prompts, ended))
+        full = pairs(start, stop, None) / passes
+        near = 0.0 if window is None else pairs(start, stop, window) / passes
+        return pass_time(
+            replica, Pass(np.zeros_like(b), rows.isl, tokens, full, prior, prompts, ended, window_pairs=near)
+        )
 
     ended = np.floor(done / rows.isl)
-    final = some(total - done, pairs_until(total) - pairs_until(done), done - ended * rows.isl, b - ended)
+    final = some(done, total, 1.0, done - ended * rows.isl, b - ended)
     time = final.whole
     if np.any(whole_passes > 0):
         several = np.maximum(whole_passes, 1.0)
         cut = np.where(per_pass % rows.isl == 0, 0.0, np.minimum(rows.isl, done) / 2)  # an average prompt cut in two
-        full = some(per_pass, pairs_until(done) / several, cut, ended / several)
+        full = some(0.0, np.maximum(done, 1.0), several, cut, ended / several)
         time = time + full.slowest * whole_passes
     return time, total

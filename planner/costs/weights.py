@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.specs.dtypes import Dtype
 from planner.specs.engine import Engine
-from planner.specs.model import Model
+from planner.specs.model import LayerKind, Model
 
 Num = Any
 """A number or an array of numbers; arrays broadcast."""
@@ -45,7 +45,7 @@ class Shard(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """Elements of one layer on one rank: matrices (which may be quantised) and vectors (which are not)."""
+    """Elements of one dense layer on one rank: matrices (which may be quantised) and vectors (which are not)."""
 
     qkv: Num
     out: Num
@@ -67,18 +67,13 @@ class LayerWeights(NamedTuple):
         """Elements of biases and norms."""
         return self.qkv_bias + self.out_bias + self.gate_up_bias + self.down_bias + self.norms
 
-    def bytes(self, dtype: Dtype) -> Num:
-        """Bytes of the layer."""
-        return self.matrices * dtype.bytes + self.vectors * dtype.plain_bytes
-
 
 def layer_weights(model: Model, shard: Shard) -> LayerWeights:
-    """Elements of one layer on one rank (Megatron: columns then rows; norms and row biases on every rank)."""
+    """Elements of one dense layer on one rank (Megatron: columns then rows; norms and row biases on every rank)."""
     if shard.layer is not None:
         return shard.layer
     d, attention, ffn = model.hidden, model.attention, model.ffn
-    qkv_width = (shard.heads + 2 * shard.kv_heads) * attention.head_dim
-    norms = model.norm.per_layer * model.norm.vectors * d + (2 * attention.head_dim if attention.qk_norm else 0)
+    qkv_width = (shard.heads * (2 if attention.output_gate else 1) + 2 * shard.kv_heads) * attention.head_dim
     return LayerWeights(
         qkv=d * qkv_width,
         out=shard.heads * attention.head_dim * d,
@@ -88,8 +83,101 @@ def layer_weights(model: Model, shard: Shard) -> LayerWeights:
         out_bias=d * attention.out_bias,
         gate_up_bias=ffn.inputs * shard.ffn * ffn.bias,
         down_bias=d * ffn.bias,
-        norms=norms,
+        norms=model.norm.per_layer * model.norm.vectors * d + _small_elements(model, shard),
     )
+
+
+def _small_elements(model: Model, shard: Shard) -> Num:
+    """Elements of the norms of queries and keys, and of the heads' sinks."""
+    attention = model.attention
+    norms: Num = 2 * attention.head_dim if attention.qk_norm else 0
+    if attention.qk_norm == "heads":
+        norms = (shard.heads + shard.kv_heads) * attention.head_dim
+    return norms + shard.heads * attention.sinks
+
+
+class Elements(NamedTuple):
+    """Elements by what a weight dtype does to them."""
+
+    linears: Num = 0.0
+    """Projections: quantised with the model."""
+    experts: Num = 0.0
+    """Matrices of routed and shared experts: quantised with the model."""
+    plain: Num = 0.0
+    """Embedding, head, norms, biases, routers: in 16 bit (or 32) always."""
+
+    @property
+    def total(self) -> Num:
+        """All elements."""
+        return self.linears + self.experts + self.plain
+
+    def plus(self, other: Elements, times: Num = 1.0) -> Elements:
+        """Self and `times` others."""
+        return Elements(*(mine + theirs * times for mine, theirs in zip(self, other, strict=True)))
+
+    def bytes(self, model: Model, dtype: Dtype) -> Num:
+        """Bytes in memory: what the dtype applies to takes it, the rest its plain bytes."""
+        linears = dtype.bytes if model.quantised == "linears" else dtype.plain_bytes
+        return self.linears * linears + self.experts * dtype.bytes + self.plain * dtype.plain_bytes
+
+
+def layer_elements(model: Model, shard: Shard, kind: LayerKind) -> Elements:
+    """Elements of a layer of this kind on one rank; each expert is split like an FFN (expert-TP)."""
+    norms = model.norm.per_layer * model.norm.vectors * model.hidden
+    if kind.attention == "linear":
+        attention = _linear_attention_elements(model, shard)
+    elif model.attention.latent is not None:
+        attention = _latent_attention_elements(model, shard)
+    else:
+        dense = layer_weights(model, shard)
+        small = dense.qkv_bias + dense.out_bias + _small_elements(model, shard)
+        attention = Elements(linears=dense.qkv + dense.out, plain=small)
+    if kind.experts:
+        ffn = _expert_elements(model, shard)
+    else:
+        dense = layer_weights(model, shard)
+        ffn = Elements(linears=dense.gate_up + dense.down, plain=dense.gate_up_bias + dense.down_bias)
+    return attention.plus(ffn).plus(Elements(plain=norms))
+
+
+def _latent_attention_elements(model: Model, shard: Shard) -> Elements:
+    """DeepSeek-V2: compressions of query and KV stand on every rank, what expands them per head is divided."""
+    d, latent = model.hidden, model.attention.latent
+    assert latent is not None
+    query = latent.nope_dim + latent.rope_dim
+    if latent.query_rank is None:
+        linears = d * shard.heads * query
+    else:
+        linears = d * latent.query_rank + latent.query_rank * shard.heads * query
+    linears = linears + d * latent.cached + latent.kv_rank * shard.heads * (latent.nope_dim + latent.value_dim)
+    return Elements(linears + shard.heads * latent.value_dim * d, plain=(latent.query_rank or 0) + latent.kv_rank)
+
+
+def _linear_attention_elements(model: Model, shard: Shard) -> Elements:
+    """Gated DeltaNet (queries, keys, values, gate, two scalars a head, convolution) or lightning attention."""
+    d, linear = model.hidden, model.linear
+    assert linear is not None
+    keys = linear.key_heads * linear.key_dim / shard.tp
+    values = linear.value_heads * linear.value_dim / shard.tp
+    if linear.kind == "lightning":
+        return Elements(d * (2 * keys + values) + 2 * d * values, plain=values)
+    heads = linear.value_heads / shard.tp
+    convolution = (2 * keys + values) * linear.conv_kernel
+    return Elements(
+        d * (2 * keys + 2 * values) + d * 2 * heads + values * d, plain=convolution + 2 * heads + linear.value_dim
+    )
+
+
+def _expert_elements(model: Model, shard: Shard) -> Elements:
+    """Routed and shared experts divided over the ranks; router, its bias and the shared expert's gate on each."""
+    d, ffn, experts = model.hidden, model.ffn, model.experts
+    assert experts is not None
+    matrices = ffn.inputs + 1
+    routed = experts.routed * matrices * d * np.ceil(experts.hidden / shard.tp)
+    shared = matrices * d * np.ceil(experts.shared_hidden / shard.tp)
+    biases = experts.routed * (ffn.inputs * np.ceil(experts.hidden / shard.tp) + d) * experts.bias
+    router = d * experts.routed + experts.routed * experts.router_bias + d * experts.shared_gate
+    return Elements(experts=routed + shared, plain=router + biases)
 
 
 def embedding_elements(model: Model, shard: Shard) -> Num:
@@ -108,13 +196,56 @@ def final_norm_elements(model: Model) -> int:
 
 
 def parameters(model: Model) -> int:
-    """Parameters of the model; tied embeddings count once."""
+    """Parameters of the language model; tied embeddings count once."""
     whole = Shard.of(model, 1)
-    layer = layer_weights(model, whole)
-    total = (
-        model.layers * (layer.matrices + layer.vectors) + embedding_elements(model, whole) + final_norm_elements(model)
-    )
-    return int(total + (0 if model.tied_embeddings else head_elements(model, whole)))
+    layers = sum(layer_elements(model, whole, kind).total * count for kind, count in _kinds(model))
+    return int(layers + _ends(model, whole))
+
+
+def active_parameters(model: Model) -> int:
+    """Parameters that one token meets: of the routed experts only the top k; embedding and head included."""
+    experts = model.experts
+    if experts is None:
+        return parameters(model)
+    idle = (experts.routed - experts.top_k) * (model.ffn.inputs + 1) * model.hidden * experts.hidden
+    idle += (experts.routed - experts.top_k) * (model.ffn.inputs * experts.hidden + model.hidden) * experts.bias
+    return parameters(model) - sum(count for kind, count in _kinds(model) if kind.experts) * idle
+
+
+def published_parameters(model: Model) -> int:
+    """Parameters counted as the published figure counts them: with what its `includes_...` say."""
+    total, published = parameters(model), model.published
+    if published is None:
+        return total
+    if published.includes_lm_head_copy:
+        total += model.vocab * model.hidden
+    if published.includes_prediction:
+        total += prediction_parameters(model)
+    if published.includes_extra:
+        total += sum(extra.parameters for extra in model.extra)
+    return total
+
+
+def prediction_parameters(model: Model) -> int:
+    """Parameters of the multi-token prediction modules: a layer, its joining projection and three norms each."""
+    if model.prediction is None:
+        return 0
+    whole, d = Shard.of(model, 1), model.hidden
+    kind = LayerKind("full", model.experts is not None)
+    module = layer_elements(model, whole, kind).total + 2 * d * d + 3 * d
+    ends = 2 * model.vocab * d if model.prediction.own_ends else 0
+    return int(model.prediction.modules * (module + ends))
+
+
+def _ends(model: Model, whole: Shard) -> Num:
+    head = 0 if model.tied_embeddings else head_elements(model, whole)
+    return embedding_elements(model, whole) + final_norm_elements(model) + head
+
+
+def _kinds(model: Model) -> list[tuple[LayerKind, int]]:
+    """(kind of layer, how many) of a model."""
+    kinds = model.layer_kinds()
+    return [(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
 
 
 def matmul_parameters(model: Model) -> float:
@@ -147,7 +278,8 @@ def stage_weight_bytes(model: Model, shard: Shard, stages: Stages, dtype: Dtype)
 
     A single stage holds both ends; tied embeddings count once there, and at both ends when they are apart.
     """
-    layer = layer_weights(model, shard).bytes(dtype)
+    layer = sum(layer_elements(model, shard, kind).bytes(model, dtype) * count for kind, count in _kinds(model))
+    layer = layer / model.layers
     embedding = embedding_elements(model, shard) * dtype.plain_bytes
     head = head_elements(model, shard) * dtype.plain_bytes
     norm = final_norm_elements(model) * dtype.plain_bytes

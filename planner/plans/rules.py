@@ -59,6 +59,10 @@ def _pipeline(model: Model, engine: Engine, placement: Placement, plan: Plan) ->
 
 
 def _not_yet(model: Model, engine: Engine, placement: Placement, plan: Plan) -> str | None:
+    unpriced = {"experts": model.experts, "latent attention": model.attention.latent, "linear attention": model.linear}
+    for what, present in unpriced.items():
+        if present is not None:
+            return f"{model.name} has {what}, whose time is not priced yet; `plan show {model.name}` has its shapes"
     if plan.ep > 1:
         return f"ep {plan.ep}: {model.name} has no experts to spread"
     if plan.cp > 1:
@@ -93,4 +97,4 @@ def _chips(model: Model, engine: Engine, placement: Placement, plan: Plan) -> st
     return None
 
 
-RULES: tuple[Rule, ...] = (_tensor_parallel, _pipeline, _not_yet, _attention, _chips)
+RULES: tuple[Rule, ...] = (_not_yet, _tensor_parallel, _pipeline, _attention, _chips)

@@ -26,6 +26,10 @@ class Filters(NamedTuple):
     ffn: tuple[str, ...] = ()
     prefill_ffn: tuple[str, ...] = ()
 
+    def distinct(self) -> Filters:
+        """The same filters, a value named twice counted once."""
+        return self._replace(**{name: tuple(dict.fromkeys(getattr(self, name))) for name in self._fields})
+
 
 class Refused(NamedTuple):
     """A plan that cannot run, or cannot do what is asked, and why. `limit` says which kind: rule, memory or slo."""
@@ -55,6 +59,7 @@ def enumerate_plans(
 
 
 def _candidates(model: Model, engine: Engine, placement: Placement, filters: Filters) -> Iterator[Plan]:
+    filters = filters.distinct()
     layouts = list(_layouts(engine, filters))
     for tp in filters.tp or range(1, min(placement.usable, model.attention.heads) + 1):
         deepest = max(1, min(model.layers, placement.usable // tp))

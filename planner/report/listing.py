@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from planner.costs.weights import parameters
+from planner.costs.weights import active_parameters, published_parameters
 from planner.specs.catalog import ENGINES, HARDWARE, MODELS, load_engine, load_hardware, load_model, names
 from planner.specs.dtypes import ACTIVATION_BYTES
 
@@ -16,12 +16,11 @@ def models() -> list[dict[str, Any]]:
     rows = []
     for name in names(MODELS):
         model = load_model(name)
-        count = parameters(model)
         rows.append(
             {
                 "name": model.name,
-                "parameters": count,
-                "active_parameters": count,
+                "parameters": published_parameters(model),
+                "active_parameters": active_parameters(model),
                 "kv_bytes_per_token": int(model.kv_elements_per_token * ACTIVATION_BYTES),
                 "layers": model.layers,
                 "hidden": model.hidden,

@@ -11,18 +11,89 @@ from planner.specs.dtypes import WEIGHTS
 from planner.specs.fields import Count, CountOrZero, Tokens
 
 
+class LatentAttention(NamedTuple):
+    """Multi-head latent attention (DeepSeek-V2): the cache holds one compressed vector per token for all heads."""
+
+    kv_rank: Count
+    rope_dim: Count
+    nope_dim: Count
+    value_dim: Count
+    query_rank: Count | None = None
+    """Width of the compressed query; none = queries are projected directly."""
+
+    @property
+    def cached(self) -> int:
+        """Elements of the KV cache per token and layer."""
+        return self.kv_rank + self.rope_dim
+
+
 class Attention(NamedTuple):
-    """Multi-head (kv_heads = heads), grouped-query or multi-query (kv_heads = 1) attention."""
+    """Multi-head (kv_heads = heads), grouped-query, multi-query (kv_heads = 1) or latent attention."""
 
     heads: Count
     kv_heads: Count
     head_dim: Count
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: bool = False
-    """One norm of head_dim for queries and one for keys, shared by the heads."""
+    qk_norm: Literal["head_dim", "heads"] | None = None
+    """Norms of queries and keys: one of head_dim that the heads share, or one over all heads."""
+    output_gate: bool = False
+    """The query projection also yields a gate for the output: twice as wide."""
+    sinks: bool = False
+    """A learned sink per head."""
     window: Tokens | None = None
-    """Sliding window of every layer: a token sees this many, itself included."""
+    """Tokens that a token sees in the layers that `attention_pattern` calls `window`, itself included."""
+    latent: LatentAttention | None = None
+
+
+class LinearAttention(NamedTuple):
+    """Layers whose state does not grow with the context."""
+
+    kind: Literal["gated_deltanet", "lightning"]
+    key_heads: Count
+    value_heads: Count
+    key_dim: Count
+    value_dim: Count
+    conv_kernel: CountOrZero = 0
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of state that a request keeps per layer: the recurrent matrix and the convolution's window."""
+        recurrent = self.value_heads * self.key_dim * self.value_dim
+        channels = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        return recurrent + channels * max(0, self.conv_kernel - 1)
+
+
+class Experts(NamedTuple):
+    """Mixture of experts in place of the FFN, from layer `first_dense` on in every `every`-th layer."""
+
+    routed: Count
+    top_k: Count
+    hidden: Count
+    """FFN width of one expert."""
+    shared_hidden: CountOrZero = 0
+    """FFN width of all shared experts together."""
+    shared_gate: bool = False
+    router_bias: bool = False
+    bias: bool = False
+    first_dense: CountOrZero = 0
+    every: Count = 1
+
+
+class Prediction(NamedTuple):
+    """Multi-token prediction: further layers that draft, with a projection of their own."""
+
+    modules: Count
+    own_ends: bool = False
+    """The checkpoint holds an embedding and a head for them as well."""
+
+
+class Extra(NamedTuple):
+    """Parameters beside the language model."""
+
+    what: str
+    parameters: Annotated[int, Ge(1)]
+    source: str
 
 
 class FeedForward(NamedTuple):
@@ -62,7 +133,16 @@ class Published(NamedTuple):
     digits: Count | None = None
     """Significant digits of a rounded count."""
     includes_lm_head_copy: bool = False
+    includes_prediction: bool = False
+    includes_extra: bool = False
     unverified: bool = False
+
+
+class LayerKind(NamedTuple):
+    """What a layer is made of."""
+
+    attention: Literal["full", "window", "linear"]
+    experts: bool
 
 
 class Model(NamedTuple):
@@ -86,6 +166,14 @@ class Model(NamedTuple):
     """Attention and FFN read the same normalised input and are added: one all-reduce a layer instead of two."""
     learned_positions: CountOrZero = 0
     """Rows of a learned position table; 0 = rotary or none."""
+    attention_pattern: tuple[Literal["full", "window", "linear"], ...] = ("full",)
+    """The attention of successive layers, repeated over all of them."""
+    linear: LinearAttention | None = None
+    experts: Experts | None = None
+    prediction: Prediction | None = None
+    extra: tuple[Extra, ...] = ()
+    quantised: Literal["linears", "experts"] = "linears"
+    """What a weight dtype below 16 bit applies to; the rest of the checkpoint stays in 16 bit."""
     published: Published | None = None
     unverified: tuple[str, ...] = ()
     """Facts of this file that no primary source was read for."""
@@ -98,8 +186,36 @@ class Model(NamedTuple):
         if self.attention.heads % self.attention.kv_heads:
             found = f"found {self.attention.kv_heads}, expected a divisor of attention.heads = {self.attention.heads}"
             yield "attention.kv_heads", found
+        if not self.attention_pattern:
+            yield "attention_pattern", "is empty, expected full, window or linear for successive layers"
+        if "window" in self.attention_pattern and self.attention.window is None:
+            yield "attention.window", "missing; expected the tokens that layers called window see"
+        if "window" not in self.attention_pattern and self.attention.window is not None:
+            yield "attention_pattern", "names no layer `window`, but attention.window is given"
+        if "linear" in self.attention_pattern and self.linear is None:
+            yield "linear", "missing; expected the shapes of the layers called linear"
+        if self.quantised == "experts" and self.experts is None:
+            yield "quantised", "found 'experts', but there are none"
+
+    def layer_kinds(self) -> list[LayerKind]:
+        """The kind of every layer, in order."""
+        pattern, experts = self.attention_pattern, self.experts
+        return [
+            LayerKind(
+                pattern[index % len(pattern)],
+                experts is not None and index >= experts.first_dense and (index + 1) % experts.every == 0,
+            )
+            for index in range(self.layers)
+        ]
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements that one token adds to the KV cache in a layer that keeps one: 2 KV dh, or the latent vector."""
+        if self.attention.latent is not None:
+            return self.attention.latent.cached
+        return 2 * self.attention.kv_heads * self.attention.head_dim
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements that one token adds to the KV cache over all layers and KV heads: 2 L KV dh."""
-        return 2 * self.layers * self.attention.kv_heads * self.attention.head_dim
+        """Elements that one token adds to the KV cache of all layers that keep one."""
+        return self.cached_elements * sum(kind.attention != "linear" for kind in self.layer_kinds())

@@ -29,11 +29,11 @@ def validated(cls: type[Spec], raw: Any, path: Path | str) -> Spec:
     Raises:
         SpecError: the first thing wrong, with the path of its key and what was expected.
     """
-    from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 (see above)
+    from pydantic import ValidationError  # noqa: PLC0415 (see above)
 
     _refuse_lists(cls, raw, path, "")
     try:
-        built: Spec = TypeAdapter(cls).validate_python(raw)
+        built: Spec = _validator(cls).validate_python(raw)  # type: ignore[arg-type]
     except ValidationError as error:
         problems = error.errors(include_url=False)
         raise SpecError(path, *_sentence(problems[0], len(problems) - 1, cls)) from None
@@ -41,6 +41,13 @@ def validated(cls: type[Spec], raw: Any, path: Path | str) -> Spec:
         for key, problem in built.contradictions():
             raise SpecError(path, key, problem)
     return built
+
+
+@cache
+def _validator(cls: Any) -> Any:
+    from pydantic import TypeAdapter  # noqa: PLC0415
+
+    return TypeAdapter(cls)
 
 
 @cache

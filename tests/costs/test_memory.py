@@ -48,7 +48,8 @@ def stages_of(model: Model, engine: Engine, formats: Formats, tp: int, pp: int, 
     for extra in range(model.layers % pp):
         dealt[-2 - extra] += 1
     shard = Shard.of(model, tp, engine.vocabulary_multiple)
-    layer = float(layer_weights(model, shard).bytes(formats.weights))
+    elements = layer_weights(model, shard)
+    layer = float(elements.matrices * formats.weights.bytes + elements.vectors * formats.weights.plain_bytes)
     kv_heads = max(1, -(-model.attention.kv_heads // tp)) if by_heads else model.attention.kv_heads
     kv_layer = 2 * kv_heads * model.attention.head_dim * formats.kv.bytes
     stages = []

@@ -20,6 +20,7 @@ from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer, 
 from planner.costs.memory import Budget, Room, room
 from planner.costs.step import Replica, pass_time
 from planner.costs.weights import (
+    LayerWeights,
     Shard,
     Stages,
     embedding_elements,
@@ -31,7 +32,7 @@ from planner.costs.weights import (
 )
 from planner.plans.placement import Placement
 from planner.specs.catalog import load_engine, load_hardware
-from planner.specs.dtypes import ACTIVATION_BYTES, WEIGHTS
+from planner.specs.dtypes import ACTIVATION_BYTES, WEIGHTS, Dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import NetworkLevel
 from planner.specs.model import Attention, FeedForward, Model, Norm
@@ -80,7 +81,8 @@ MODELS = {
         ),
         PLAIN._replace(
             name="window, QK norm, padded vocabulary",
-            attention=Attention(heads=8, kv_heads=2, head_dim=8, qkv_bias=True, qk_norm=True, window=4),
+            attention=Attention(heads=8, kv_heads=2, head_dim=8, qkv_bias=True, qk_norm="head_dim", window=4),
+            attention_pattern=("window",),
             vocab=120,
         ),
     )
@@ -400,6 +402,7 @@ class Sharded:
         q, k, v = zip(*(self._qkv(device, layer, rows) for device, rows in zip(stage, x, strict=True)), strict=True)
         suffix = "" if decoding else " (prefill)"
         name = "attention (decode)" if decoding else "attention (prefill)"
+        name = f"window {name}" if self.model.attention.window else name
         over = self.structure.attention if decoding else self.structure.prefill_attention
         window = self.model.attention.window
         if over == "batch":
@@ -529,12 +532,16 @@ def logged(sharded: Sharded, tokens: Array, start: int, work: Pass, **options: b
     return PassLog(logits, sharded.fabric, done, work)
 
 
+def bytes_of(layer: LayerWeights, dtype: Dtype) -> float:
+    return float(layer.matrices * dtype.bytes + layer.vectors * dtype.plain_bytes)
+
+
 def prompts(requests: int, tokens: int, start: int = 0, window: int | None = None, ended: bool = True) -> Pass:
     """The pass of `requests` prompts that go on from `start` for some tokens."""
-    pairs = causal_pairs(start + tokens, window) - causal_pairs(start, window)
+    pairs, near = (causal_pairs(start + tokens, seen) - causal_pairs(start, seen) for seen in (None, window))
     ends = requests if ended else 0
     prior = start if window is None else min(start, window - 1)  # only what the chunk sees is read back
-    return Pass(0.0, 1.0, requests * tokens, requests * pairs, requests * prior, requests, ends)
+    return Pass(0.0, 1.0, requests * tokens, requests * pairs, requests * prior, requests, ends, requests * near)
 
 
 def tokens_of(model: Model, requests: int) -> Array:
@@ -669,7 +676,7 @@ def test_every_device_holds_the_counted_weights(name: str, tp: int, pp: int, str
         assert device.weight_bytes == exactly(float(last if stage else first))
         for number in sharded.layers[stage]:
             names = [key for key in device.weights if key.startswith(f"{number}.")]
-            assert device.elements(*names) * ELEMENT == exactly(float(layer.bytes(FORMATS.weights)))
+            assert device.elements(*names) * ELEMENT == exactly(bytes_of(layer, FORMATS.weights))
             vectors = [key for key in names if key.endswith(("norms", "_norm", "_bias"))]
             assert device.elements(*vectors) == layer.vectors
         if stage == 0:
@@ -835,7 +842,7 @@ def test_layers_that_do_not_divide_go_to_the_stages_before_the_last() -> None:
 def test_the_weights_of_three_stages_are_their_layers_and_ends() -> None:
     model, dtype = PLAIN._replace(layers=5), FORMATS.weights  # 1 + 2 + ... backwards: 2, 2, 1
     shard = Shard.of(model, 2)
-    layer = float(layer_weights(model, shard).bytes(dtype))
+    layer = bytes_of(layer_weights(model, shard), dtype)
     table = 64 * 64 * ELEMENT
     first, middle, last = stage_weight_bytes(model, shard, Stages.of(model, 3), dtype)
     assert (float(first), float(middle), float(last)) == (2 * layer + table, 2 * layer, layer + table + 64 * ELEMENT)
