@@ -147,6 +147,12 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
                 f"the budget of {limit / GIB:.1f} GiB leaves no room for the {fitted.outside[index] / GIB:.1f} GiB "
                 f"that the engine takes outside it on a chip of {setting.budget.chip / GIB:.1f} GiB"
             )
+        elif fitted.by_memory[index] >= concurrency[index]:
+            reasons[index] = (
+                f"the engine runs at most {setting.engine.scheduler.max_sequences} sequences a replica, "
+                f"{fitted.max_concurrency[index]:.0f} in all, {concurrency[index]:.0f} asked; "
+                f"there is KV room for {fitted.by_memory[index]:.0f}"
+            )
         else:
             reasons[index] = (
                 f"KV room for {fitted.max_concurrency[index]:.0f} requests of {fitted.needed[index]:.0f} tokens, "

@@ -98,6 +98,8 @@ class Fit(NamedTuple):
     outside: Array
     capacity_tokens: Array
     max_concurrency: Array
+    by_memory: Array
+    """Requests of the deployment that memory alone would hold: more where the engine's own limit is lower."""
     needed: Array
     """Tokens one request needs room for."""
 
@@ -114,7 +116,8 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
         setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure, setting.budget
     )
     needed = needed_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
-    most = np.minimum(space.requests(needed), setting.engine.scheduler.max_sequences)
+    held_at_most = space.requests(needed)
+    most = np.minimum(held_at_most, setting.engine.scheduler.max_sequences)
     batch = np.ceil(rows.concurrency / rows.dp)
     running = rows.concurrency
     if clip:
@@ -132,6 +135,7 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
         outside=space.outside * every,
         capacity_tokens=space.capacity_tokens * every,
         max_concurrency=most * rows.dp,
+        by_memory=held_at_most * rows.dp,
         needed=needed,
     )
 
@@ -198,14 +202,14 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> 
     after = np.where(answers, rows.osl - 1, 1.0)
     if setting.schedule == "static":
         ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
-        own, tpot, unseen = ttft, step, Parts()
+        own, tpot = ttft, step
     else:
         own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
-        seen = 1.0 if setting.arrivals == "steady" else WAVE_SHARE
-        ttft = own + passes * (1.0 - seen)
-        stall = passes * seen + replaced * -1.0
-        tpot, unseen = step + stall * (1 / after), stall * ~answers
-    residence = ttft.total + (rows.osl - 1) * tpot.total + unseen.total
+        stall = passes + replaced * -1.0
+        seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
+        ttft = own + stall * (1.0 - seen)
+        tpot = step + stall * (seen / after)
+    residence = ttft.total + (rows.osl - 1) * tpot.total
     latency = ttft.total + (rows.osl - 1) * np.where(answers, tpot.total, 0.0)
 
     chips = rows.tp * rows.pp
@@ -272,7 +276,14 @@ def _continuous_prefill(
         pairs, near = causal_pairs(done) / several, _pairs_between(0.0, done, window) / several
         prior = chunk * (several - 1) / 2
         full = pass_time(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
-        own = own + full.slowest * whole_chunks
+        longest = full
+        if np.any(rows.pp > 1):  # the last full chunk reads the most context, and all stages see it go by
+            start = done - chunk
+            pairs, near = _pairs_between(start, done, None), _pairs_between(start, done, window)
+            longest = pass_time(
+                replica, Pass(riding, context, chunk, pairs, start, np.ones_like(micro), window_pairs=near)
+            )
+        own = _behind(full, longest, whole_chunks, final)
         slowest = slowest + full.slowest * whole_chunks
     iterations = whole_chunks + 1
     processed = packed * rows.isl + iterations * riding
@@ -284,6 +295,17 @@ def _continuous_prefill(
     replaced = decode.slowest * steps
     # prompts of a few tokens can cost less than the decode steps they replace, but no step is gained by them
     return own, processed, passes.where(passes.total > replaced.total, replaced), replaced
+
+
+def _behind(full: PassTime, longest: PassTime, passes: Array, final: PassTime) -> Parts:
+    """Time until `passes` full passes (the last of them `longest`) and a final one have left the pipeline.
+
+    A short final pass waits behind a full one at every stage; a longer one is met by full ones that are gone
+    already. The longer of the two paths through the stages counts.
+    """
+    waits = full.slowest * passes + longest.whole + longest.slowest * -1.0 + final.slowest
+    leads = final.whole + full.slowest * passes
+    return leads.where((passes < 1) | (leads.total >= waits.total), waits)
 
 
 def _pairs_between(start: Num, stop: Array, window: int | None) -> Num:
@@ -324,5 +346,5 @@ def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array)
         several = np.maximum(whole_passes, 1.0)
         cut = np.where(per_pass % rows.isl == 0, 0.0, np.minimum(rows.isl, done) / 2)  # an average prompt cut in two
         full = some(0.0, np.maximum(done, 1.0), several, cut, ended / several)
-        time = time + full.slowest * whole_passes
+        time = _behind(full, full, whole_passes, final)
     return time, total

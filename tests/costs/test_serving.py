@@ -146,7 +146,7 @@ def test_mixed_prefills_replace_the_decode_steps_they_ride_in(batch: int) -> Non
     assert np.all(priced.tpot >= step)
 
 
-@pytest.mark.parametrize("setting", [LECTURE_8B, SGLANG_8B], ids=["lecture", "sglang"])
+@pytest.mark.parametrize("setting", [LECTURE_8B, SGLANG_8B, VLLM_8B], ids=["lecture", "sglang", "vllm"])
 def test_waves_move_half_of_the_stall_from_tpot_to_ttft(setting: Setting) -> None:
     columns = {"isl": 1500, "osl": 200, "concurrency": 40}
     _, steady = served(setting, **columns)
@@ -177,6 +177,51 @@ def test_an_answer_of_one_token_has_no_time_between_tokens(setting: Setting) -> 
         assert np.all(np.isnan(priced.mfu_decode))
         assert priced.latency == pytest.approx(priced.ttft, rel=1e-15)
         assert priced.requests_per_s[0] == pytest.approx(1 / priced.ttft[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("setting", [LECTURE_8B, SGLANG_8B, VLLM_8B], ids=["lecture", "sglang", "vllm"])
+@pytest.mark.parametrize("arrivals", ["steady", "waves"])
+def test_an_answer_of_one_token_waits_for_all_prefills_in_ttft(setting: Setting, arrivals: str) -> None:
+    """Little's law: requests in flight = rate x residence, and there is nothing but TTFT to reside in."""
+    alone = served(setting._replace(arrivals=arrivals), isl=700, osl=1)[1]  # type: ignore[arg-type]
+    _, priced = served(setting._replace(arrivals=arrivals), isl=700, osl=1, concurrency=8)  # type: ignore[arg-type]
+    assert priced.requests_per_s * priced.ttft == pytest.approx(8, rel=1e-12)
+    assert priced.ttft > 2 * alone.ttft
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("isl", [16, 128, 1500])
+def test_no_token_comes_faster_than_a_decode_step(name: str, isl: int) -> None:
+    for arrivals in ("steady", "waves"):
+        setting = setting_of(load_model("llama3.1-8b"), *load_machine("h100-sxm", name), arrivals=arrivals)
+        _, priced = served(setting, isl=isl, osl=128, concurrency=[1, 8, 128, 256])
+        _, static = served(setting._replace(schedule="static"), isl=isl, osl=128, concurrency=[1, 8, 128, 256])
+        assert np.all(priced.tpot >= static.tpot * (1 - 1e-12)), arrivals
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 8), (2, 4), (1, 3), (1, 1)])
+def test_a_longer_prompt_never_answers_sooner(tp: int, pp: int) -> None:
+    """A last chunk of a few tokens still waits behind the full one before it, at every stage."""
+    lengths = np.array([8000, 8191, 8192, 8193, 8200, 9000, 16384, 16385, 20000, 98304, 98305, 98400, 106496, 106500])
+    _, priced = served(VLLM_8B, tp=tp, pp=pp, isl=lengths, osl=200)
+    assert np.all(np.diff(priced.ttft) > 0)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4, 8])
+def test_a_larger_static_batch_never_starts_sooner(pp: int) -> None:
+    batches = np.arange(1, 130)
+    _, priced = served(VLLM_8B._replace(schedule="static"), pp=pp, isl=1024, osl=200, concurrency=batches)
+    whole = batches[batches % pp == 0] - 1  # full microbatches
+    assert np.all(np.diff(priced.ttft[whole]) > 0)
+
+
+def test_chunks_of_equal_cost_take_c_plus_p_minus_1_stage_times() -> None:
+    """The pipeline's textbook count, and a last chunk of 8 tokens adds less than one more stage."""
+    setting = chunked(VLLM_8B, 1024)
+    _, priced = served(setting, pp=4, isl=[4096, 4104], osl=200)
+    stage = one_pass(setting, prompt(1024, prior=1536, ended=False), pp=4).slowest.total
+    assert priced.ttft[0] == pytest.approx((4 + 4 - 1) * stage[0], rel=0.05)
+    assert priced.ttft[0] < priced.ttft[1] < priced.ttft[0] + stage[0]
 
 
 def test_a_loop_is_never_dearer_for_one_request_than_a_static_batch_of_one() -> None:
