@@ -103,8 +103,7 @@ def _changes(request: Request) -> Iterator[str]:
     if most >= 1:
         yield f"--concurrency {most}"
         return
-    if request.limits.memory is not None or request.limits.memory_fraction is not None:
-        yield from _more_memory(request)
+    yield from _other_memory(request)
 
 
 def _fewest_chips(request: Request) -> int | None:
@@ -128,12 +127,30 @@ def _fewest_chips(request: Request) -> int | None:
     return high
 
 
-def _more_memory(request: Request) -> Iterator[str]:
-    """The smallest whole GiB per chip, up to what the engine leaves of it, with which some plan fits."""
-    bare = request.limits._replace(memory_fraction=None)
-    for gib in range(1, int(request.hardware.chip.memory_gib) + 1):
-        if _holds(request._replace(limits=bare._replace(memory=gib * GIB))):
-            yield f"--memory-limit {gib}GiB"
+def _other_memory(request: Request) -> Iterator[str]:
+    """The limit nearest to the one asked for with which some plan fits, in whole GiB or hundredths of the chip.
+
+    It may lie on either side: weights that do not fit want more, what an engine takes outside its budget wants less.
+    """
+    limits = request.limits
+    if limits.memory is not None:
+        asked = limits.memory / GIB
+        steps = {
+            gib: (limits._replace(memory=gib * GIB), f"--memory-limit {gib}GiB")
+            for gib in range(1, int(request.hardware.chip.memory_gib) + 1)
+        }
+    elif limits.memory_fraction is not None:
+        asked = limits.memory_fraction * 100
+        steps = {
+            percent: (limits._replace(memory_fraction=percent / 100), f"--memory-fraction {percent / 100:g}")
+            for percent in range(1, 101)
+        }
+    else:
+        return
+    for step in sorted(steps, key=lambda step: abs(step - asked)):
+        changed, text = steps[step]
+        if _holds(request._replace(limits=changed)):
+            yield text
             return
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from planner.estimating import estimate_one
 from planner.plans.space import Filters
 from planner.ranking import rank
-from planner.request import Limits, Objective, Request
+from planner.request import Limits, Objective, Request, check_number
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
@@ -32,7 +32,7 @@ def plan(
     max_ttft_ms: float | None = None,
     max_tpot_ms: float | None = None,
     max_latency_ms: float | None = None,
-    memory_limit: str | None = None,
+    memory_limit: str | float | None = None,
     memory_fraction: float | None = None,
     price: float | None = None,
     filters: Filters | None = None,
@@ -41,8 +41,8 @@ def plan(
 ) -> list[dict[str, Any]]:
     """All plans, best first, as rows with the keys of `planner.COLUMNS` (None = not applicable).
 
-    The arguments are the command's options; times in milliseconds, `memory_limit` as "72GiB", `price` in dollars per
-    chip and hour.
+    The arguments are the command's options; times in milliseconds, `memory_limit` as "72GiB" or a number of bytes,
+    `price` in dollars per chip and hour.
 
     Raises:
         InputError: something given cannot be used.
@@ -50,8 +50,11 @@ def plan(
     """
     machine, software = load_machine(hardware, engine)
 
-    def seconds(value: float | None) -> float | None:
-        return None if value is None else value * MS
+    def seconds(name: str, value: float | None) -> float | None:
+        if value is None:
+            return None
+        check_number(name, value)
+        return value * MS
 
     return rank(
         Request(
@@ -62,13 +65,13 @@ def plan(
             Workload(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals),
             objective,
             Limits(
-                seconds(max_ttft_ms),
-                seconds(max_tpot_ms),
-                seconds(max_latency_ms),
-                None if memory_limit is None else parse_bytes(memory_limit),
+                seconds("max-ttft", max_ttft_ms),
+                seconds("max-tpot", max_tpot_ms),
+                seconds("max-latency", max_latency_ms),
+                parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit,
                 memory_fraction,
             ),
-            filters or Filters(),
+            Filters() if filters is None else filters,
             price,
             slice,
             pareto,

@@ -4,6 +4,7 @@
     ├── InputError            2: what was given cannot be used
     │   └── SpecError         2: a file (which one, which key, what was expected)
     └── NoPlanError           3: what was asked is well-formed, but no plan satisfies it
+        └── NoneLeftError     3: of all plans that were looked at (in `ranking`: it has each with its reason)
 
 Anything else that escapes is a fault of our own and exits with 1.
 """

@@ -9,17 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers import Structure
-from planner.costs.memory import Budget
-from planner.costs.serving import Rows, Setting, fit, formats_of, price
+from planner.costs.roofline import BOUNDS
+from planner.costs.serving import Rows, Setting, fit, price
 from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.rules import refusal
-from planner.points import CHOICES, DEFAULTS, DEGREES, NUMBERS, Points, distinct
-from planner.pricing import memory_reasons
-from planner.request import check_context
+from planner.points import CHOICES, DEFAULTS, DEGREES, NUMBERS, Points, alike, check_names, distinct
+from planner.pricing import memory_reasons, setting_of
+from planner.request import Limits, Request, check_context, check_memory
 from planner.results import COLUMNS, Column, Results, results_of, texts
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.workload import Workload
 from planner.units import parse_bytes
 
 Array = NDArray[np.float64]
@@ -48,6 +49,7 @@ def estimate_one(options: Mapping[str, Any]) -> Results:
         InputError: something given cannot be used.
         NoPlanError: the plan cannot run.
     """
+    check_names(options, "option")
     table = Points.of({name: [value] for name, value in options.items()}, 1)
     results = _estimated(table)
     if table.errors[0] is not None:
@@ -116,21 +118,21 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
     product = np.prod([np.nan_to_num(table.numbers[name][index], nan=1.0) for name in ("tp", "pp", "dp", "cp")], axis=0)
     chips = int(np.max(np.where(np.isnan(gpus), product, gpus)))
     placement = Placement.of(hardware, chips, key["slice"])
-    listed = hardware.price.usd_per_chip_hour if hardware.price else None
-    return Setting(
+    limits = Limits(
+        memory=_positive(key, "memory_limit", parse_bytes), memory_fraction=_positive(key, "memory_fraction", float)
+    )
+    check_memory(limits)
+    request = Request(
         model,
         hardware,
         engine,
-        placement,
-        formats_of(model, hardware, engine, key["weights"], key["kv_cache"]),
-        Structure(get("attention"), get("prefill_attention")),
-        Budget.of(
-            hardware, engine, _positive(key, "memory_limit", parse_bytes), _positive(key, "memory_fraction", float)
-        ),
-        get("schedule"),
-        get("arrivals"),
-        _positive(key, "price", float) or listed,
+        chips,
+        Workload(schedule=get("schedule"), arrivals=get("arrivals"), weights=key["weights"], kv_cache=key["kv_cache"]),
+        limits=limits,
+        usd_per_chip_hour=_positive(key, "price", float),
+        slice=key["slice"],
     )
+    return setting_of(request, placement, Structure(get("attention"), get("prefill_attention")))
 
 
 def _positive(key: dict[str, str | None], name: str, read: Callable[[str], float]) -> float | None:
@@ -156,28 +158,27 @@ def _check(
     max_context: Array,
 ) -> None:
     """Marks rows that break a rule; each distinct plan and each distinct length is looked at once."""
-    degrees_of = [columns[name] for name in DEGREES]
-    first, inverse = distinct([*degrees_of, gpus])
-    for code, (*degrees, chips) in enumerate(
-        zip(*(column[first].astype(int).tolist() for column in [*degrees_of, gpus]), strict=True)
-    ):
+    chosen = [*(columns[name] for name in DEGREES), gpus]
+    for rows in alike(distinct(chosen)[1]):
+        values: list[Any] = [int(column[rows[0]]) for column in chosen]
         plan = Plan(
-            *degrees,
+            *values[:-1],
             *(key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")),
         )
         try:
-            placement = Placement.of(setting.hardware, chips, key["slice"])
-            reason = refusal(setting.model, setting.engine, placement, plan)
+            placement = Placement.of(setting.hardware, values[-1], key["slice"])
+            reason = refusal(setting.model, setting.engine, placement, plan, setting.formats.weights.name)
             if reason:
                 raise NoPlanError(reason)
         except PlannerError as error:
-            table.fail(index[inverse == code], error)
-    longest = setting.model.max_context
-    for row in np.flatnonzero((columns["isl"] + columns["osl"] > longest) & (max_context == 0)):
+            table.fail(index[rows], error)
+    isl, osl = columns["isl"], columns["osl"]
+    long = np.flatnonzero((isl + osl > setting.model.max_context) & (max_context == 0))
+    for rows in alike(distinct([isl[long], osl[long]])[1]):
         try:
-            check_context(setting.model, columns["isl"][row], columns["osl"][row], None)
+            check_context(setting.model, isl[long[rows[0]]], osl[long[rows[0]]], None)
         except InputError as error:
-            table.fail(index[[row]], error)
+            table.fail(index[long[rows]], error)
 
 
 def _safe(rows: Rows, sound: NDArray[np.bool_]) -> Rows:
@@ -241,5 +242,5 @@ def _unpriced(table: Points, key: dict[str, str | None], index: NDArray[np.intp]
         else:
             columns[name] = np.full(count, np.nan)
     columns["error"] = _texts_of(table, index)
-    empty = {bound: np.full(count, np.nan) for bound in ("compute", "memory", "network", "overhead", "bubble")}
+    empty = {bound: np.full(count, np.nan) for bound in BOUNDS}
     return Results(columns, empty, dict(empty))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import InputError, PlannerError
-from planner.plans.plan import FFN, Plan
-from planner.request import OBJECTIVES
+from planner.plans.plan import Plan
+from planner.request import LAYOUTS, OBJECTIVES
 from planner.specs.catalog import load_hardware
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
-from planner.specs.engine import ATTENTION
 from planner.specs.workload import ARRIVALS, SCHEDULES
 
 Array = NDArray[np.float64]
@@ -27,10 +27,7 @@ CHOICES: dict[str, Sequence[str]] = {
     "arrivals": ARRIVALS,
     "weights": tuple(WEIGHTS),
     "kv_cache": tuple(KV_CACHE),
-    "attention": ATTENTION,
-    "prefill_attention": ATTENTION,
-    "ffn": FFN,
-    "prefill_ffn": FFN,
+    **LAYOUTS,
 }
 TEXTS = (
     "model", "hardware", "engine", "objective", "schedule", "arrivals", "weights", "kv_cache", "attention",
@@ -60,16 +57,22 @@ class Points:
         """The table of columns of OPTIONS; a column of one value stands for all rows.
 
         Raises:
-            InputError: a column that is no option.
+            InputError: a column that is no option, or has neither one value nor one for each row.
         """
-        unknown = [name for name in points if name not in OPTIONS]
-        if unknown:
-            raise InputError(f"unknown column {unknown[0]!r}; known are {', '.join(OPTIONS)}")
+        check_names(points, "column")
+        if not isinstance(count, Integral) or count < 1:
+            raise InputError(f"count must be a whole number of at least 1, found {count!r}")
+        for name in points:
+            length = _length(points[name])
+            if length is None:
+                raise InputError(f"column {name!r} must be a list of values, found {points[name]!r}")
+            if length not in (1, count):
+                raise InputError(f"column {name!r} has {length} values, expected {count}, or 1 for all rows")
         errors: list[PlannerError | None] = [None] * count
         numbers = {name: _numbers(name, points.get(name), count, errors) for name in NUMBERS}
         codes, values = {}, {}
         for name in TEXTS:
-            codes[name], values[name] = _coded(points.get(name), count)
+            codes[name], values[name] = _coded(name, points.get(name), count)
         table = cls(count, numbers, codes, values, errors)
         table._read_plans()
         return table
@@ -128,12 +131,28 @@ class Points:
         key = self._by_slice(key)
         if not key.any():
             return [({name: self.values[name][self.codes[name][0]] for name in TEXTS}, np.arange(self.count))]
-        order = np.argsort(key, kind="stable")
-        starts = np.flatnonzero(np.diff(key[order], prepend=-1))
         return [
-            ({name: self.values[name][self.codes[name][index[0]]] for name in TEXTS}, index)
-            for index in np.split(order, starts[1:])
+            ({name: self.values[name][self.codes[name][index[0]]] for name in TEXTS}, index) for index in alike(key)
         ]
+
+
+def check_names(names: Iterable[str], noun: str) -> None:
+    """Refuses a name that is none of OPTIONS.
+
+    Raises:
+        InputError: with those there are.
+    """
+    for name in names:
+        if name not in OPTIONS:
+            raise InputError(f"unknown {noun} {name!r}; known are {', '.join(OPTIONS)}")
+
+
+def _length(column: Any) -> int | None:
+    """Values of a column; none where it is a single one."""
+    try:
+        return None if isinstance(column, str) else len(column)
+    except TypeError:
+        return None
 
 
 def _is_torus(hardware: str) -> bool:
@@ -149,8 +168,10 @@ def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[P
     if len(column) == 1 and count != 1:
         column = [column[0]] * count
     try:
-        numbers = np.array(column, dtype=float)
+        numbers: Array | None = np.array(column, dtype=float)
     except (ValueError, TypeError):
+        numbers = None
+    if numbers is None or numbers.ndim != 1:  # a text or a list among the cells
         numbers = np.array([_number(name, value, row, errors) for row, value in enumerate(column)])
     for row in np.flatnonzero(np.isnan(numbers)).tolist():
         if errors[row] is None and isinstance(column[row], str) and column[row].strip():
@@ -175,16 +196,29 @@ def _number(name: str, value: Any, row: int, errors: list[PlannerError | None]) 
         return np.nan
 
 
-def _coded(column: Sequence[Any] | None, count: int) -> tuple[NDArray[np.int64], list[str | None]]:
+def _coded(name: str, column: Sequence[Any] | None, count: int) -> tuple[NDArray[np.int64], list[str | None]]:
     if column is None:
         return np.zeros(count, dtype=np.int64), [None]
     if len(column) == 1:
-        return np.zeros(count, dtype=np.int64), [
-            None if column[0] is None or not str(column[0]).strip() else str(column[0]).strip()
-        ]
+        return np.zeros(count, dtype=np.int64), [_text(name, column[0])]
     seen: dict[Any, int] = {}
-    codes = np.array([seen.setdefault(value, len(seen)) for value in column], dtype=np.int64)
-    return codes, [None if value is None or not str(value).strip() else str(value).strip() for value in seen]
+    try:
+        codes = np.array([seen.setdefault(value, len(seen)) for value in column], dtype=np.int64)
+    except TypeError:  # a list among the cells: its row says what is wrong with it
+        return _coded(name, [_text(name, value) for value in column], count)
+    return codes, [_text(name, value) for value in seen]
+
+
+def _text(name: str, value: Any) -> str | None:
+    if name == "memory_limit" and isinstance(value, Real):
+        return f"{value}B"  # from Python a number is bytes; a text, as in a file, must name its unit
+    return None if value is None else str(value).strip() or None
+
+
+def alike(codes: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+    """The rows of each code, in the codes' order."""
+    order = np.argsort(codes, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(codes[order])) + 1) if len(codes) else []
 
 
 def distinct(columns: Sequence[Array]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

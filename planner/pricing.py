@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.collectives import Network
 from planner.costs.layers import Structure
 from planner.costs.memory import Budget
 from planner.costs.serving import Fit, Rows, Setting, fit, formats_of, price
@@ -41,7 +42,11 @@ def price_all(request: Request) -> Priced:
     """
     check(request)
     placement = Placement.of(request.hardware, request.gpus, request.slice)
-    plans, refused = enumerate_plans(request.model, request.engine, placement, request.filters)
+    plans, refused = enumerate_plans(
+        request.model, request.engine, placement, request.filters, request.workload.weights
+    )
+    plans, unpriced = _with_kernels(request, placement, plans)
+    refused += unpriced
     found: list[Results] = []
     for setting, alike in _by_structure(request, placement, plans):
         results, dropped = _alike(request, setting, alike)
@@ -49,6 +54,24 @@ def price_all(request: Request) -> Priced:
         if results is not None:
             found.append(results)
     return Priced(placement, len(plans), Results.joined(found) if found else None, refused)
+
+
+def _with_kernels(request: Request, placement: Placement, plans: list[Plan]) -> tuple[list[Plan], list[Refused]]:
+    """The plans whose collectives the engine has kernels for, and the others refused; an error if none is left."""
+    network = Network(placement, request.engine)
+    reasons: dict[tuple[str, int], str | None] = {}
+
+    def reason(plan: Plan) -> str | None:
+        needed = [("all_reduce", plan.tp), ("all_gather", plan.tp), ("send", plan.pp if plan.pp == 1 else 2)]
+        needed += [("all_to_all", plan.tp)] if "batch" in (plan.attention, plan.prefill_attention) else []
+        for op, ranks in needed:
+            if (op, ranks) not in reasons:
+                reasons[op, ranks] = network.refusal(op, ranks)
+        return next((found for need in needed if (found := reasons[need])), None)
+
+    refused = [Refused(plan, found) for plan in plans if (found := reason(plan))]
+    without = {each.plan for each in refused}
+    return [plan for plan in plans if plan not in without], refused
 
 
 def most_requests(request: Request) -> list[tuple[Plan, Setting, float, float]]:
@@ -59,7 +82,7 @@ def most_requests(request: Request) -> list[tuple[Plan, Setting, float, float]]:
     """
     check(request)
     placement = Placement.of(request.hardware, request.gpus, request.slice)
-    plans, _ = enumerate_plans(request.model, request.engine, placement, request.filters)
+    plans, _ = enumerate_plans(request.model, request.engine, placement, request.filters, request.workload.weights)
     found = []
     for setting, alike in _by_structure(request, placement, plans):
         fitted = fit(setting, _rows(request, alike, np.arange(len(alike)), 1.0), clip=False)

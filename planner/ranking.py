@@ -34,23 +34,33 @@ class Ranking(NamedTuple):
     """Plans times batch sizes that were priced."""
 
 
+class NoneLeftError(NoPlanError):
+    """No plan of a request is left; `refused` has all of them, each with its reason."""
+
+    def __init__(self, text: str, refused: list[Refused]) -> None:
+        self.refused = refused
+        super().__init__(text)
+
+
 def rank(request: Request) -> Ranking:
     """All plans of a request, ranked.
 
     Raises:
         InputError: the request makes no sense.
-        NoPlanError: no plan satisfies it; says which limit, the numbers and what would do.
+        NoPlanError: no plan satisfies it; says which limit, the numbers and what would do (as NoneLeftError
+            unless it is not even known what there is to refuse).
     """
     priced = price_all(request)
     if priced.results is None:
-        raise NoPlanError(why_none(request, priced))
+        raise NoneLeftError(why_none(request, priced), priced.refused)
     results, dropped = _within(priced.results, request.limits)
+    refused = priced.refused + dropped
     if not len(results):
-        raise NoPlanError(why_none(request, priced))
+        raise NoneLeftError(why_none(request, priced), refused)
     results = _pareto(results) if request.pareto else _best_of_each(results, request.objective)
     results.columns["rank"] = np.arange(1, len(results) + 1, dtype=float)
-    results.columns["tie"] = _ties(results, request.objective)
-    refused = priced.refused + dropped
+    if not request.pareto:  # of a frontier no row is better than another
+        results.columns["tie"] = _ties(results, request.objective)
     return Ranking(request, priced.placement, results, refused, priced.plans, len(priced.results))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any, Literal, NamedTuple
 
 from planner.errors import InputError
+from planner.plans.plan import FFN
 from planner.plans.space import Filters
-from planner.specs.engine import Engine
+from planner.specs.engine import ATTENTION, Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
 from planner.specs.workload import ARRIVALS, SCHEDULES, Workload
@@ -21,6 +24,10 @@ TIMES = ("ttft", "tpot", "latency")
 """Times that may be limited."""
 SEARCHED = ("throughput", "cost")
 """Goals for which the concurrency is searched when none is given."""
+LAYOUTS: dict[str, Sequence[str]] = {
+    "attention": ATTENTION, "prefill_attention": ATTENTION, "ffn": FFN, "prefill_ffn": FFN,
+}  # fmt: skip
+"""Dimensions of a plan that are words, with those that exist; its others are degrees."""
 
 
 class Limits(NamedTuple):
@@ -53,18 +60,28 @@ def check(request: Request) -> None:
     """Refuses a request that makes no sense, whatever the plans.
 
     Raises:
-        InputError: a number out of range, a word that is none of those that exist, or a context beyond the model's.
+        InputError: a value of another kind or out of range, a word that is none of those that exist, or a context
+            beyond the model's.
     """
     work, limits = request.workload, request.limits
-    whole = {"gpus": request.gpus, "isl": work.isl, "osl": work.osl, "concurrency": work.concurrency}
-    for name, value in {**whole, "max-context": work.max_context}.items():
-        if value is not None and not 1 <= value <= MOST:
+    optional = {"concurrency": work.concurrency, "max-context": work.max_context}
+    given = {name: value for name, value in optional.items() if value is not None}
+    for name, value in {"gpus": request.gpus, "isl": work.isl, "osl": work.osl, **given}.items():
+        if not _is_whole(value):
+            raise InputError(f"--{name} must be a whole number, found {value!r}")
+        if not 1 <= value <= MOST:
             bound = "at least 1" if value < 1 else f"at most {MOST}"
             raise InputError(f"--{name} must be {bound}, found {value}")
-    times = {f"max-{name}": None if (limit := getattr(limits, name)) is None else limit / MS for name in TIMES}
-    for name, positive in {**times, "price": request.usd_per_chip_hour}.items():
-        if positive is not None and not 0 < positive < math.inf:
-            raise InputError(f"--{name} must be above 0, found {positive:g}")
+    for name in TIMES:
+        _check_positive(f"max-{name}", getattr(limits, name), MS)
+    _check_positive("price", request.usd_per_chip_hour)
+    _check_positive("memory-limit", limits.memory)
+    _check_positive("memory-fraction", limits.memory_fraction)
+    check_memory(limits)
+    for name, text in {"weights": work.weights, "kv-cache": work.kv_cache, "slice": request.slice}.items():
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"--{name} must be a text, found {text!r}")
+    _check_filters(request.filters)
     words = {"objective": (request.objective, OBJECTIVES), "schedule": (work.schedule, SCHEDULES)}
     for name, (word, allowed) in {**words, "arrivals": (work.arrivals, ARRIVALS)}.items():
         if word not in allowed:
@@ -73,6 +90,53 @@ def check(request: Request) -> None:
         goal = "--pareto" if request.pareto else "--objective tpot"
         raise InputError(f"{goal} needs answers of at least 2 tokens, --osl is {work.osl}")
     check_context(request.model, work.isl, work.osl, work.max_context)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Refuses what is no number, which Python would only notice in the middle of a formula.
+
+    Raises:
+        InputError: a text, a truth value, or anything else.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"--{name} must be a number, found {value!r}")
+
+
+def check_memory(limits: Limits) -> None:
+    """Refuses two limits on the same memory.
+
+    Raises:
+        InputError: both a size and a fraction.
+    """
+    if limits.memory is not None and limits.memory_fraction is not None:
+        raise InputError("--memory-limit and --memory-fraction limit the same memory; give one of them")
+
+
+def _check_positive(name: str, value: Any, unit: float = 1.0) -> None:
+    if value is None:
+        return
+    check_number(name, value)
+    if not 0 < value < math.inf:
+        raise InputError(f"--{name} must be above 0, found {value / unit:g}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_filters(filters: Any) -> None:
+    if not isinstance(filters, Filters):
+        raise InputError(f"filters must be Filters, as Filters(tp=(4, 8)), found {filters!r}")
+    for name, values in filters._asdict().items():
+        allowed = LAYOUTS.get(name)
+        if isinstance(values, Sequence) and not isinstance(values, str):
+            wrong = [
+                value for value in values if not (value in allowed if allowed else _is_whole(value) and value >= 1)
+            ]
+            if not wrong:
+                continue
+        expected = f"words out of {', '.join(allowed)}" if allowed else "whole numbers of at least 1"
+        raise InputError(f"filter {name}: expected a tuple of {expected}, found {values!r}")
 
 
 def check_context(model: Model, isl: float, osl: float, max_context: float | None) -> None:

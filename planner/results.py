@@ -22,8 +22,6 @@ COLUMNS = (
     "gpu_s_per_token", "mfu_prefill", "mfu_decode", "weights_gib", "kv_gib", "other_gib", "memory_gib",
     "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error",
 )  # fmt: skip
-PRICED = COLUMNS[COLUMNS.index("ttft_ms") : COLUMNS.index("mfu_decode") + 1]
-MEMORY = COLUMNS[COLUMNS.index("weights_gib") : COLUMNS.index("max_concurrency") + 1]
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
     "kv_capacity_tokens", "max_concurrency",

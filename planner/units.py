@@ -14,7 +14,6 @@ US, MS = 1e-6, 1e-3
 HOUR = 3600.0
 
 _BYTES = {
-    "": 1.0,
     "b": 1.0,
     "kb": 1e3,
     "mb": 1e6,
@@ -28,7 +27,9 @@ _BYTES = {
 
 
 def parse_bytes(text: str) -> float:
-    """Bytes in a size such as `72GiB` (2^30), `80GB` (10^9) or a plain number of bytes.
+    """Bytes in a size such as `72GiB` (2^30) or `80GB` (10^9).
+
+    A number without a unit is refused: whoever writes 72 means GiB, not bytes.
 
     Raises:
         InputError: not a size, or not above zero.

@@ -14,6 +14,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import ROOT, run
 
@@ -182,6 +183,49 @@ def test_plan_raises_what_the_command_exits_with() -> None:
 def test_plan_checks_what_the_command_checks(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         plan("llama3-8b", gpus=8, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"gpus": "8"}, "--gpus must be a whole number, found '8'"),
+        ({"gpus": 8.0}, "--gpus must be a whole number, found 8.0"),
+        ({"gpus": None}, "--gpus must be a whole number, found None"),
+        ({"isl": "1k"}, "--isl must be a whole number, found '1k'"),
+        ({"concurrency": [1, 2]}, r"--concurrency must be a whole number, found \[1, 2\]"),
+        ({"max_tpot_ms": "50"}, "--max-tpot must be a number, found '50'"),
+        ({"price": "3"}, "--price must be a number, found '3'"),
+        ({"memory_limit": [72]}, r"--memory-limit must be a number, found \[72\]"),
+        ({"memory_limit": "72"}, "'72' is not a size of memory"),
+        ({"memory_limit": math.nan}, "--memory-limit must be above 0, found nan"),
+        ({"memory_fraction": "0.9"}, "--memory-fraction must be a number, found '0.9'"),
+        ({"memory_limit": "70GiB", "memory_fraction": 0.9}, "limit the same memory; give one"),
+        ({"weights": 8}, "--weights must be a text, found 8"),
+        ({"kv_cache": ["fp8"]}, "--kv-cache must be a text"),
+        ({"hardware": "tpu-v4", "slice": 4}, "--slice must be a text, found 4"),
+        ({"filters": {"tp": (8,)}}, "filters must be Filters"),
+        ({"filters": Filters(tp=8)}, "filter tp: expected a tuple of whole numbers of at least 1, found 8"),  # type: ignore[arg-type]
+        ({"filters": Filters(pp=("2",))}, "filter pp: expected a tuple of whole numbers"),  # type: ignore[arg-type]
+        ({"filters": Filters(dp=(0,))}, "filter dp: expected a tuple of whole numbers"),
+        ({"filters": Filters(attention="batch")}, "filter attention: expected a tuple of words out of heads, batch"),  # type: ignore[arg-type]
+        ({"filters": Filters(attention=("rows",))}, "filter attention: expected a tuple of words"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_kind_is_an_input_error_and_not_one_of_pythons(
+    options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InputError, match=problem):
+        plan("llama3-8b", **{"gpus": 8, **options})
+
+
+def test_a_number_is_bytes_of_memory_in_all_three() -> None:
+    limit = pytest.approx(72e9 / 2**30)
+    assert plan("llama3-8b", gpus=1, memory_limit=72e9)[0]["memory_limit_gib"] == limit
+    assert estimate("llama3-8b", memory_limit=72e9)["memory_limit_gib"] == limit
+    sizes = np.array([72_000_000_000, 36_000_000_000])
+    both = estimate_points({"model": ["llama3-8b"], "memory_limit": sizes}, 2)
+    assert list(both["memory_limit_gib"]) == pytest.approx([72e9 / 2**30, 36e9 / 2**30])
 
 
 # --- estimate ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from helpers import CONFIGS, ROOT
 PACKAGE = ROOT / "planner"
 ORDER = [
     "_version", "errors", "units", "specs", "plans", "costs",
-    "results", "request", "points", "pricing", "advice", "ranking", "estimating", "api",
+    "results", "request", "points", "pricing", "advice", "ranking", "estimating", "startup", "evidence", "api",
     "report", "command",
 ]  # fmt: skip
 """Rooms in the order in which data flows: one may import from those before it, and from itself."""

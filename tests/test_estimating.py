@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from planner import Filters, InputError, NoPlanError, estimate, estimate_points, plan
 from planner.points import DEFAULTS, OPTIONS
-from planner.results import COLUMNS, MEMORY, PRICED, Results
+from planner.results import COLUMNS, Results
+
+PRICED = COLUMNS[COLUMNS.index("ttft_ms") : COLUMNS.index("mfu_decode") + 1]
+MEMORY = COLUMNS[COLUMNS.index("weights_gib") : COLUMNS.index("max_concurrency") + 1]
 
 
 def table(*points: dict[str, Any]) -> Results:
@@ -166,8 +169,52 @@ def test_a_column_that_is_no_option_is_refused_with_those_there_are() -> None:
     with pytest.raises(InputError, match="unknown column 'tpp'; known are gpus, isl, osl") as stop:
         estimate_points({"model": ["llama3-8b"], "tpp": [2]}, 1)
     assert all(name in str(stop.value) for name in OPTIONS)
-    with pytest.raises(InputError, match="unknown column 'batch'"):
+    with pytest.raises(InputError, match="unknown option 'batch'; known are gpus"):
         estimate("llama3-8b", batch=4)
+
+
+@pytest.mark.parametrize(
+    ("points", "count", "problem"),
+    [
+        ({"model": ["llama3-8b"], "tp": [1, 2]}, 3, "column 'tp' has 2 values, expected 3, or 1 for all rows"),
+        ({"model": ["llama3-8b"] * 4}, 3, "column 'model' has 4 values, expected 3"),
+        ({"model": ["llama3-8b"], "isl": []}, 2, "column 'isl' has 0 values"),
+        ({"model": "llama3-8b"}, 9, "column 'model' must be a list of values, found 'llama3-8b'"),
+        ({"model": ["llama3-8b"], "tp": 4}, 1, "column 'tp' must be a list of values, found 4"),
+        ({"model": ["llama3-8b"]}, 0, "count must be a whole number of at least 1, found 0"),
+        ({"model": ["llama3-8b"]}, "2", "count must be a whole number of at least 1, found '2'"),
+    ],
+)
+def test_columns_are_as_long_as_the_table(points: Any, count: Any, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        estimate_points(points, count)
+
+
+@pytest.mark.parametrize(("name", "cell"), [("tp", [1, 2]), ("isl", {}), ("weights", ["fp8"]), ("model", {"a": 1})])
+def test_a_cell_that_holds_a_list_is_said_in_its_row(name: str, cell: Any) -> None:
+    good = {"tp": 1, "isl": 1024, "weights": "bf16", "model": "llama3-8b"}
+    for cells in ([good[name], cell], [cell, cell]):
+        rows = estimate_points({**{key: [value] for key, value in good.items()}, name: cells}, 2).rows()
+        assert [row["error"] is not None for row in rows] == [value is cell for value in cells]
+        assert str(cell) in rows[1]["error"]
+    with pytest.raises(InputError):
+        estimate(**{**good, name: cell})
+
+
+def test_rows_that_are_too_long_each_name_their_own_lengths() -> None:
+    errors = estimate_points({"model": ["llama3-8b"], "isl": [9000, 100, 9001, 9000], "tp": [1, 1, 1, 2]}, 4)["error"]
+    assert [error and error[:8] for error in errors] == ["isl 9000", None, "isl 9001", "isl 9000"]
+
+
+def test_a_size_needs_a_unit_in_a_table_of_texts() -> None:
+    row = table({"model": "llama3-8b", "memory_limit": "72"}, {"model": "llama3-8b", "memory_limit": "72GiB"}).rows()
+    assert row[0]["error"].startswith("'72' is not a size of memory")
+    assert priced(row[1])
+
+
+def test_a_size_and_a_fraction_of_the_same_memory_exclude_each_other() -> None:
+    with pytest.raises(InputError, match="--memory-limit and --memory-fraction limit the same memory"):
+        estimate("llama3-8b", memory_limit="72GiB", memory_fraction=0.9)
 
 
 def test_defaults_are_options() -> None:

@@ -186,6 +186,8 @@ def test_a_faster_machine_slows_nothing_that_waits_for_prefills(
     assert len(before) == 1
     for plan, columns in before.items():
         for name, value in columns.items():
+            if name == "ttft_ms" and work.arrivals == "waves":
+                continue  # half of (b - 1) E by definition, and E is less where the step it replaces is slow
             assert after[plan][name] <= value * (1 + 1e-9), f"{plan}: {name} {value} -> {after[plan][name]}"
 
 
@@ -251,7 +253,8 @@ def replicated_bytes(model: Any, tp: int, multiple: int, matrix_bytes: float) ->
     padded = -(-model.vocab // multiple) * multiple
     padding = -(-padded // tp) * tp - padded
     tables = 1 if model.tied_embeddings else 2
-    ends = tables * padding * d + (tp - 1) * (model.learned_positions * d + model.norm.final * vectors)
+    once = model.learned_positions * d + model.norm.final * vectors
+    ends = tables * padding * d + (tp - 1) * once
     return (
         model.layers * (kv_projections * matrix_bytes + (copies + kv_biases) * ACTIVATION_BYTES)
         + ends * ACTIVATION_BYTES
@@ -293,6 +296,8 @@ def test_weights_of_the_results_are_those_of_the_tensors(case: Case, tp: int) ->
     multiple = engine.vocabulary_multiple
     shard = Shard.of(model, tp, multiple)
     expected = sum(stage_weight_bytes(model, shard, Stages.of(model, 1), dtype)) / GIB
+    if engine.memory.rotary_tables and not model.learned_positions:
+        expected += 2 * model.max_context * model.attention.head_dim / GIB
     assert row["weights_gib"] == pytest.approx(expected, rel=1e-12)
 
 

@@ -24,9 +24,9 @@ from planner.units import GIB, HOUR, KIB, MIB, MS, TERA, US, parse_bytes
         ("512KiB", 2**19),
         ("512kB", 512e3),
         ("7b", 7),
-        ("79454797824", 79454797824),
+        ("79454797824B", 79454797824),
         (".5GiB", 2**29),
-        ("8e10", 8e10),
+        ("8e10B", 8e10),
     ],
 )
 def test_a_size_is_a_number_with_a_binary_or_a_decimal_unit(text: str, size: float) -> None:
@@ -37,6 +37,7 @@ def test_a_size_is_a_number_with_a_binary_or_a_decimal_unit(text: str, size: flo
     "text",
     [
         *("", " ", "GiB", "lots", "72GiBs", "72 Gi B", "72G", "72GiB 3"),
+        *("72", "79454797824", "8e10", "72."),  # no unit: bytes, GB and GiB are a factor of a thousand million apart
         *("-3GiB", "0", "0GiB", "1,5GiB", "nan", "inf", "0x10", "1e999GiB"),
     ],
 )

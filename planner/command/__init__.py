@@ -16,6 +16,8 @@ from typing import NoReturn
 COMMANDS = {
     "rank": "every plan for these chips, ranked for a goal (the default)",
     "estimate": "price one given plan, or every row of a file",
+    "memory": "what each chip holds, and how much context and concurrency fit",
+    "validate": "the model against published measurements",
     "models": "the models in the catalogue",
     "hardware": "the hardware in the catalogue",
     "engines": "the engines in the catalogue",
@@ -73,8 +75,33 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
     raise InputError(f"unknown command {words[0]!r}: {hint}")
 
 
+_PHRASES = (
+    (r"^Invalid value for '(--?[\w-]+)'[^:]*: ", r"\1: "),
+    (r"is not a valid int(eger)?( range)?\b", "is not a whole number"),
+    (r"is not a valid float( range)?\b", "is not a number"),
+    (r"is not in the range x>=(\d+)", r"is not at least \1"),
+)
+"""Usage errors of click and what they are here; what is not in here keeps its words."""
+
+
+def _usage(text: str) -> str:
+    """The sentence for a usage error, from click's."""
+    import re  # noqa: PLC0415
+
+    text = text.strip().rstrip(".")
+    extra = re.search(r"unexpected extra argument.*? \((.*)\)$", text)
+    if extra:
+        word = next((word for word in extra[1].split() if word in COMMANDS), None)
+        return f"the command word comes first: plan {word} ..." if word else f"unexpected word: {extra[1]!r}"
+    for pattern, phrase in _PHRASES:
+        text = re.sub(pattern, phrase, text)
+    return text[:1].lower() + text[1:]
+
+
 def _call(name: str, words: list[str]) -> int:
     import typer  # noqa: PLC0415
+
+    from planner.errors import InputError  # noqa: PLC0415
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     import_module(f"planner.command.{name}").register(app)
@@ -84,8 +111,7 @@ def _call(name: str, words: list[str]) -> int:
     except SystemExit:
         return 0  # only where whoever read the output has read enough
     except Exception as error:
-        if not (hasattr(error, "show") and hasattr(error, "exit_code")):
+        if not hasattr(error, "format_message"):
             raise
-        error.show()  # a usage error of the command line, with its own text
-        return int(error.exit_code)
+        raise InputError(_usage(error.format_message())) from error  # typer may bring a click of its own: no class
     return status if isinstance(status, int) else 0

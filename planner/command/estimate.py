@@ -14,9 +14,12 @@ from planner.command import options as opt
 from planner.errors import InputError, NoPlanError
 from planner.estimating import estimate_one, estimate_points
 from planner.plans.plan import Plan
-from planner.points import CHOICES, DEFAULTS, OPTIONS
+from planner.points import CHOICES, DEFAULTS, DEGREES, OPTIONS
 from planner.report import tabular
+from planner.report.figures import short
+from planner.request import TIMES
 from planner.results import COLUMNS, Results
+from planner.specs.catalog import load_machine
 
 Points = Annotated[
     str | None,
@@ -33,9 +36,10 @@ OneModel = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    app.command(epilog="Columns of --points: " + ", ".join(OPTIONS) + ". A row that cannot be priced gets `error`.")(
-        run
-    )
+    columns = ", ".join(OPTIONS)
+    app.command(
+        epilog=f"Columns of --points: {columns}. A row that cannot be priced, or breaks a limit, gets `error`."
+    )(run)
 
 
 def run(
@@ -62,6 +66,9 @@ def run(
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     max_context: opt.MaxContext = None,
+    max_ttft: opt.MaxTtft = None,
+    max_tpot: opt.MaxTpot = None,
+    max_latency: opt.MaxLatency = None,
     price: opt.Price = None,
     memory_limit: opt.MemoryLimit = None,
     memory_fraction: opt.MemoryFraction = None,
@@ -72,6 +79,7 @@ def run(
     no_header: opt.NoHeader = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
+    version: opt.Version = False,
 ) -> None:
     """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses.
 
@@ -86,19 +94,26 @@ def run(
         "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
         "memory_fraction": opt.above_zero(memory_fraction, "--memory-fraction"), "slice": slice_,
     }  # fmt: skip
-    if plan is not None:
-        Plan.parse(plan)
-    for name in ("tp", "pp", "dp", "ep", "cp"):
+    limits = {
+        name: limit
+        for name, value in zip(TIMES, (max_ttft, max_tpot, max_latency), strict=True)
+        if (limit := opt.above_zero(value, f"--max-{name}")) is not None
+    }
+    for name in DEGREES:
         given[name] = _one(given[name], f"--{name}")
     for name, allowed in CHOICES.items():
         if given[name] is not None:
             opt.choice(given[name], f"--{name.replace('_', '-')}", tuple(allowed))
+    if plan is not None:
+        _agree(Plan.parse(plan), given)
     if points is not None:
-        _points(points, given, csv, json, no_header, quiet)
+        _points(points, given, limits, csv, json, no_header, quiet)
         return
     if model is None:
         raise InputError("no model: give --model, or --points with a column `model`")
     results = estimate_one(given)
+    if broken := _broken(results, limits):
+        raise NoPlanError(broken[0])
     tabular.write(
         [
             (csv, lambda: tabular.results_csv(results, header=not no_header)),
@@ -108,7 +123,7 @@ def run(
     if not opt.is_piped(csv, json) and not quiet:
         from planner.report.table import print_estimate  # noqa: PLC0415 (needed for tables only)
 
-        print_estimate(results)
+        print_estimate(results, load_machine(hardware, engine)[1])
 
 
 def _one(text: str | None, option: str) -> int | None:
@@ -120,8 +135,39 @@ def _one(text: str | None, option: str) -> int | None:
     return values[0] if values else None
 
 
+def _agree(plan: Plan, given: dict[str, Any]) -> None:
+    """Refuses degrees or sharding beside a label that says others."""
+    sharding = ("attention", "prefill_attention")
+    wanted = {name: given[name] or getattr(plan, name) for name in (*DEGREES, *sharding)}
+    clash = next((name for name, value in wanted.items() if value != getattr(plan, name)), None)
+    if clash is None:
+        return
+    option = f"--{clash.replace('_', '-')} {wanted[clash]}"
+    if (wanted["attention"], wanted["prefill_attention"]) == ("heads", "batch"):  # cannot run: say the nearest that can
+        follows = sharding[0] if given[sharding[0]] is None else sharding[1]
+        wanted[follows] = "batch" if follows == "attention" else "heads"
+    raise InputError(f"{option} contradicts --plan {plan.label}; write --plan {plan._replace(**wanted).label}")
+
+
+def _broken(results: Results, limits: dict[str, float]) -> dict[int, str]:
+    """The first limit on a time that each row breaks, as a sentence, by row; a time that does not exist breaks none."""
+    broken: dict[int, str] = {}
+    for name, limit in limits.items():
+        times = results[f"{name}_ms"].astype(float)
+        for index in (times > limit).nonzero()[0].tolist():
+            text = f"{results['plan'][index]}: {name} {short(times[index])} ms is above --max-{name} {limit:g}"
+            broken.setdefault(index, text)
+    return broken
+
+
 def _points(
-    points: str, given: dict[str, Any], csv: str | None, json: str | None, no_header: bool, quiet: bool
+    points: str,
+    given: dict[str, Any],
+    limits: dict[str, float],
+    csv: str | None,
+    json: str | None,
+    no_header: bool,
+    quiet: bool,
 ) -> None:
     """Every row of a file; options on the command line hold for rows that leave them empty."""
     header, columns, count = _read(points)
@@ -135,6 +181,9 @@ def _points(
         column = columns[name]
         asked[_option(name)] = column if fallback is None else [cell if cell.strip() else fallback for cell in column]
     results = estimate_points(asked, count)
+    for index, broken in _broken(results, limits).items():
+        results["error"][index] = broken
+    within = " within the limits" if limits else ""
     failed = int(sum(error is not None for error in results["error"]))
     to_csv = csv or (tabular.STDOUT if json is None and not quiet else None)
     tabular.write(
@@ -145,9 +194,9 @@ def _points(
     )
     if failed:
         first = next(error for error in results["error"] if error is not None)
-        opt.warn(f"{failed} of {count} rows could not be priced; the first: {first}", quiet)
+        opt.warn(f"{failed} of {count} rows could not be priced{within}; the first: {first}", quiet)
     if failed == count:
-        raise NoPlanError(f"{points}: none of the {count} rows can be priced")
+        raise NoPlanError(f"{points}: none of the {count} rows can be priced{within}")
 
 
 def _option(column: str) -> str:

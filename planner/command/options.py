@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -87,6 +88,17 @@ Csv = Annotated[
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON, likewise.")]
 NoHeader = Annotated[bool, typer.Option("--no-header", help="CSV without its first line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No table, no warnings.")]
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from planner._version import __version__  # noqa: PLC0415
+
+        print(f"plan {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -150,13 +162,15 @@ def above_zero(value: float | None, option: str) -> float | None:
 
 
 def check_targets(csv: str | None, json: str | None) -> None:
-    """Refuses two streams on one stdout.
+    """Refuses two texts in one place.
 
     Raises:
-        InputError: both --csv - and --json -.
+        InputError: both --csv - and --json -, or the same file for both.
     """
     if csv == tabular.STDOUT and json == tabular.STDOUT:
         raise InputError("--csv - and --json - both want stdout; give one of them a file")
+    if csv and json and Path(csv).resolve() == Path(json).resolve():
+        raise InputError(f"--csv {csv} and --json {json} are the same file; give each its own")
 
 
 def is_piped(csv: str | None, json: str | None) -> bool:

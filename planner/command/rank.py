@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Annotated, Any, cast
 
 import typer
 
 from planner.command import COMMANDS
 from planner.command import options as opt
-from planner.plans.space import Filters
-from planner.ranking import Ranking, rank
+from planner.plans.space import Filters, Refused
+from planner.ranking import NoneLeftError, rank
 from planner.report import tabular
 from planner.request import Limits, Objective, Request
-from planner.results import COLUMNS
+from planner.results import COLUMNS, Results
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import ATTENTION
@@ -30,14 +32,6 @@ EPILOG = (
 def register(app: typer.Typer) -> None:
     """Adds the command."""
     app.command(epilog=EPILOG)(run)
-
-
-def _version(value: bool) -> None:
-    if value:
-        from planner._version import __version__  # noqa: PLC0415
-
-        print(f"plan {__version__}")
-        raise typer.Exit
 
 
 def run(
@@ -80,9 +74,7 @@ def run(
     rejected: Annotated[bool, typer.Option("--rejected", help="Also the refused plans, with the reason.")] = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: opt.Version = False,
 ) -> None:
     """Rank every way to split a model over these chips.
 
@@ -132,37 +124,56 @@ def run(
         slice_,
         pareto,
     )
-    _output(rank(request), top, csv, json, no_header, rejected, quiet)
+    try:
+        ranking = rank(request)
+    except NoneLeftError as error:
+        if rejected:
+            _write(request, None, error.refused, csv, json, no_header)
+            if not opt.is_piped(csv, json) and not quiet:
+                _tables().print_rejected(error.refused)
+            sys.stdout.flush()  # before the sentence on stderr
+        raise
+    shown = ranking.results.take(slice(0, top or None))  # type: ignore[arg-type]
+    refused = ranking.refused if rejected else []
+    _write(request, shown, refused, csv, json, no_header)
+    if not opt.is_piped(csv, json) and not quiet:
+        _tables().print_ranking(ranking, shown)
+        if rejected:
+            print()
+            _tables().print_rejected(refused)
 
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds * MS
 
 
-def _output(
-    ranking: Ranking, top: int, csv: str | None, json: str | None, no_header: bool, rejected: bool, quiet: bool
+def _tables() -> ModuleType:
+    from planner.report import table  # noqa: PLC0415 (needed for tables only)
+
+    return table
+
+
+def _write(
+    request: Request,
+    shown: Results | None,
+    refused: Sequence[Refused],
+    csv: str | None,
+    json: str | None,
+    no_header: bool,
 ) -> None:
-    shown = ranking.results.take(slice(0, top or None))  # type: ignore[arg-type]
-    refused = [_refused_row(ranking, index) for index in range(len(ranking.refused))] if rejected else []
+    """The rows shown and those refused, to wherever they are asked for."""
+    rows = [_refused_row(request, one) for one in refused]
 
     def as_csv() -> str:
-        text = tabular.results_csv(shown, header=not no_header)
-        return text + tabular.csv_text(None, ([tabular.cell(row[name]) for name in COLUMNS] for row in refused))
+        header = tabular.csv_text(None if no_header else COLUMNS, [])
+        ranked = "" if shown is None else tabular.results_csv(shown, header=False)
+        return header + ranked + tabular.csv_text(None, ([tabular.cell(row[name]) for name in COLUMNS] for row in rows))
 
-    tabular.write([(csv, as_csv), (json, lambda: tabular.json_text([*shown.rows(), *refused]))])
-    if opt.is_piped(csv, json) or quiet:
-        return
-    from planner.report.table import print_ranking, print_rejected  # noqa: PLC0415 (rich is needed for tables only)
-
-    print_ranking(ranking, shown)
-    if rejected:
-        print_rejected(ranking)
-    sys.stdout.flush()
+    tabular.write([(csv, as_csv), (json, lambda: tabular.json_text([*(shown.rows() if shown else []), *rows]))])
 
 
-def _refused_row(ranking: Ranking, index: int) -> dict[str, Any]:
+def _refused_row(request: Request, refused: Refused) -> dict[str, Any]:
     """A refused plan as a result row: what was asked, and the reason in `error`."""
-    request, refused = ranking.request, ranking.refused[index]
     plan = refused.plan
     row = dict.fromkeys(COLUMNS) | {
         "plan": plan.label,

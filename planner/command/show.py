@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 from planner.command import options as opt
+from planner.errors import InputError
 from planner.report import listing, tabular
-from planner.specs.catalog import find, load
+from planner.specs.catalog import as_yaml, find, load
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME|FILE", help="A model, hardware or engine: name, alias, HF id or file.")
+    str,
+    typer.Argument(metavar="NAME|FILE", help="A model, hardware or engine: name, alias, HF id, file or config.json."),
 ]
+Yaml = Annotated[bool, typer.Option("--yaml", help="Write it as a file of our own schema, and nothing else.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -22,6 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def run(
     name: Name,
+    yaml: Yaml = False,
     csv: opt.Csv = None,
     json: opt.Json = None,
     no_header: opt.NoHeader = False,
@@ -33,8 +37,13 @@ def run(
     Example: plan show h100
     """
     opt.check_targets(csv, json)
+    if yaml and (csv or json):
+        raise InputError("--yaml: stands alone, without --csv and --json")
     family = find(name)
     spec = load(family, name)
+    if yaml:
+        print(as_yaml(spec), end="")
+        return
     rows = [[key, tabular.cell(value)] for key, value in listing.flat(spec).items()]
     tabular.write(
         [

@@ -98,10 +98,35 @@ class Network(NamedTuple):
         level = int(self.placement.span(np.asarray(ranks)))
         return self._on_level(op, level, ranks, size) * (size > 0)
 
-    def send(self, size: Num, crossing: bool) -> Array:
-        """Seconds to send `size` bytes to the next stage, inside the innermost domain or across it."""
-        level = min(1 if crossing else 0, len(self.placement.hardware.network) - 1)
+    def send(self, size: Num, crossing: int) -> Array:
+        """Seconds to send `size` bytes to the next stage.
+
+        `crossing` is the outermost level whose wires it takes: 0 (False) inside the innermost domain, 1 (True)
+        between such domains, 2 between those of the level above, and so on.
+        """
+        level = min(int(crossing), len(self.placement.hardware.network) - 1)
         return self._on_level("send", level, 2, np.atleast_1d(np.asarray(size, dtype=float)))
+
+    def refusal(self, op: str, ranks: int) -> str | None:
+        """Why this engine cannot run a collective over so many ranks here, in one sentence; none = it can.
+
+        Buffers of 1 B to 10 GB are asked for, since rules may end at a size.
+        """
+        if ranks <= 1:
+            return None
+        groups = self.placement.torus_groups
+        if op != "send" and groups and ranks not in groups:
+            return f"collectives: {ranks} ranks do not tile the slice {self.placement.slice}"
+        try:
+            seconds = self.seconds(op, ranks, np.logspace(0, 10, 11))
+        except InputError as error:
+            return str(error)
+        if np.all(np.isfinite(seconds)):
+            return None
+        return (
+            f"collectives: engine {self.engine.name} has only hierarchical kernels for {op} on "
+            f"{self.placement.hardware.name}, and {ranks} ranks leave a domain part full: add a ring"
+        )
 
     def _on_level(self, op: str, level: int, ranks: int, size: Array) -> Array:
         """Seconds by the engine's rules: the first that fits a size counts."""
@@ -141,15 +166,52 @@ class Network(NamedTuple):
         if row.algorithm == "hierarchical":
             return self._hierarchical(row, level, ranks, domains, size)
         latency, fraction, p = _constants(row, ranks, domains)
+        return np.asarray(pnorm([latency, self._wire(row, level, ranks, size, fraction)], p))
+
+    def _wire(self, row: CollectiveKernel, level: int, ranks: int, size: Array, fraction: float) -> Array:
+        """Seconds of the slowest wire: a chip's port inside its domain, or what joins the domains of a level.
+
+        A level with `nics_per_node` joins them by network cards, each chip's share its own. A ring or tree runs as
+        often as a node has cards, so the node with the fewest members paces all. Where each rank writes to each
+        other one, what leaves the node goes over the rank's own share. Without `nics_per_node` a level is the
+        textbook's: one link, which carries all that a rank sends.
+        """
         sent = sent_bytes(row.algorithm, row.op, ranks, size)
-        return np.asarray(pnorm([latency, sent / (self._bandwidth(level, ranks) * fraction)], p))
+        if level == 0:
+            return np.asarray(sent / (self._port(ranks) * fraction))
+        pairwise = row.algorithm in ("direct", "one_shot", "two_shot") and row.op != "send"
+        full = self.placement.hardware.network[0].chips or 1
+        slowest = 0.0 * sent
+        if row.op != "send" and full > 1:
+            stays = (full - 1) / (ranks - 1) if pairwise else 1.0
+            slowest = sent * stays / (self._port(full) * self._inside_fraction(row, full))
+        for here in range(1, level + 1):
+            fewest = self._fewest(here, ranks)
+            share = self._share(here)
+            part, rate = sent, self.placement.hardware.network[here].link
+            if share is not None and row.algorithm in ("ring", "tree"):
+                rate *= share * fewest
+            elif share is not None:
+                rate *= share
+                part = sent * ((ranks - fewest) / (ranks - 1) if pairwise else 1.0)
+            slowest = np.maximum(slowest, part / (rate * fraction))
+        return np.asarray(slowest)
+
+    def _inside_fraction(self, row: CollectiveKernel, ranks: int) -> float:
+        """Share of a port that the same kernel reaches inside a full innermost domain; the row's own if not given."""
+        hardware = self.placement.hardware
+        below = hardware.collective(row.kernel, row.op, hardware.network[0].name)
+        return max((_constants(each, ranks, ranks)[1] for each in below), default=row.bandwidth_fraction)
 
     def _hierarchical(self, row: CollectiveKernel, level: int, ranks: int, domains: int, size: Array) -> Array:
         """All-reduce in three phases: reduce-scatter inside, all-reduce of the shards across, all-gather inside.
 
-        A group that leaves a domain part full cannot run so and costs infinity here.
+        They follow one another, or, where the row is `pipelined`, run at once on chunks of the buffer, so that the
+        slower of inside and across counts; a switch that reduces then does the inside in one. A group that leaves a
+        domain part full cannot run so and costs infinity here.
         """
-        if ranks % (self.placement.hardware.network[level - 1].chips or 1):
+        network = self.placement.hardware.network
+        if ranks % (network[level - 1].chips or 1):
             return np.full(size.shape, np.inf)
         inside = ranks // domains
         phases = np.zeros(size.shape)
@@ -159,8 +221,14 @@ class Network(NamedTuple):
             )
         sent = sent_bytes("ring", "all_reduce", domains, size / inside)
         latency = (row.base_us + steps("ring", "all_reduce", domains, domains)[1] * (row.hop_us or 0.0)) * US
-        across = pnorm([latency, sent / (self._bandwidth(level, domains) * row.bandwidth_fraction)], row.p)
-        return np.asarray(phases + across)
+        share = self._share(level)
+        across = sent / (network[level].link * (1.0 if share is None else share) * row.bandwidth_fraction)
+        if not row.pipelined:
+            return np.asarray(phases + pnorm([latency, across], row.p))
+        in_one = self.placement.hardware.collective(row.kernel, "all_reduce", network[level - 1].name)
+        if in_one and inside > 1:
+            phases = np.minimum(phases, self._cheapest(list(in_one), level - 1, inside, size))
+        return np.asarray(pnorm([latency, np.maximum(phases, across)], row.p))
 
     def _torus(self, row: CollectiveKernel, ranks: int, size: Array) -> Array:
         """Bidirectional rings over every axis of the group's box at once; a line has one wire where a ring has two.
@@ -182,18 +250,21 @@ class Network(NamedTuple):
         below = self.placement.hardware.network[level - 1].chips if level else 1
         return -(-ranks // (below or 1))
 
-    def _bandwidth(self, level: int, ranks: int) -> float:
-        """Bytes per second of one rank, one direction, before the kernel's fraction.
+    def _fewest(self, level: int, ranks: int) -> int:
+        """Members of a contiguous group in the domain of the level below that holds the fewest: 8 + 4 has 4."""
+        below = self.placement.hardware.network[level - 1].chips or 1
+        return min(ranks, ranks % below or below)
 
-        NICs are shared by the chips of a node, all of which are taken to be communicating.
-        """
+    def _share(self, level: int) -> float | None:
+        """Network cards of a level for each chip of the domains below, all of which communicate; none = no cards."""
         network = self.placement.hardware.network
-        here = network[level]
-        if here.kind == "mesh":
-            return here.link * (ranks - 1)
-        if here.nics_per_node and level:
-            return here.link * min(1.0, here.nics_per_node / (network[level - 1].chips or 1))
-        return here.link
+        cards = network[level].nics_per_node
+        return None if cards is None else cards / (network[level - 1].chips or 1)
+
+    def _port(self, ranks: int) -> float:
+        """Bytes per second of one rank on the innermost level, one direction, before the kernel's fraction."""
+        here = self.placement.hardware.network[0]
+        return here.link * (ranks - 1) if here.kind == "mesh" else here.link
 
 
 class Groups(NamedTuple):

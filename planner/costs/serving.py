@@ -124,14 +124,14 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
         batch = np.minimum(batch, np.maximum(most, 0.0))
         running = np.minimum(running, batch * rows.dp)
     held = held_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
-    weights, kv = space.fullest(held, batch)
+    weights, kv, other = space.fullest(held, batch)
     every = np.ones_like(rows.tp)
     return Fit(
         batch=batch,
         running=running,
         weights=weights * every,
         kv=kv * every,
-        other=space.other * every,
+        other=other * every,
         outside=space.outside * every,
         capacity_tokens=space.capacity_tokens * every,
         max_concurrency=most * rows.dp,

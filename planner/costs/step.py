@@ -42,7 +42,7 @@ class Replica:
     @cached_property
     def shard(self) -> Shard:
         """The fullest rank's share of the tensors."""
-        return Shard.of(self.model, self.tp, self.engine.vocabulary_multiple)
+        return Shard.for_engine(self.model, self.engine, self.formats.weights.name, self.tp)
 
     @cached_property
     def stages(self) -> Stages:
@@ -113,7 +113,11 @@ def _settle(hardware: Hardware, stage: Parts) -> Parts:
 def _sends(replica: Replica, work: Pass) -> Num:
     """Seconds of handing the activations [tokens, d] on, from stage to stage."""
     size = work.tokens * replica.model.hidden * ACTIVATION_BYTES
-    across = replica.network.placement.crossings(replica.tp, replica.pp, replica.dp)
-    inside = replica.pp - 1 - across
-    time: Num = inside * replica.network.send(size, crossing=False) if np.any(inside > 0) else 0.0
-    return time + (across * replica.network.send(size, crossing=True) if np.any(across > 0) else 0.0)
+    place = replica.network.placement
+    outer = range(len(place.hardware.network) - 1)
+    crossed = [place.crossings(replica.tp, replica.pp, replica.dp, level) for level in outer]
+    time: Num = 0.0
+    for level, (this, further) in enumerate(zip([replica.pp - 1, *crossed], [*crossed, 0], strict=True)):
+        if np.any(this > further):  # boundaries whose outermost wires are this level's
+            time = time + (this - further) * replica.network.send(size, level)
+    return time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,17 +23,21 @@ class Shard(NamedTuple):
     kv_heads: Num
     ffn: Num
     vocab: Num
+    expert: Num = 0.0
+    """Width of one routed expert."""
     layer: LayerWeights | None = None
     """Elements of one layer, counted once for all passes that read them."""
 
     @classmethod
-    def of(cls, model: Model, tp: Num, vocabulary_multiple: int = 1) -> Shard:
+    def of(cls, model: Model, tp: Num, vocabulary_multiple: int = 1, expert_multiple: int = 1) -> Shard:
         """The fullest rank's share under tensor parallelism of degree `tp`.
 
         KV heads and their projections are replicated once tp exceeds their number; the vocabulary is padded to
-        `vocabulary_multiple` and then to the ranks. Query heads and the hidden width divide by rule (`plans.rules`).
+        `vocabulary_multiple` and then to the ranks, an expert's width on a rank to `expert_multiple`. Query heads
+        and the hidden width divide by rule (`plans.rules`).
         """
         tp = np.asarray(tp, dtype=float)
+        expert = 0.0 if model.experts is None else np.ceil(model.experts.hidden / tp)
         padded = -(-model.vocab // vocabulary_multiple) * vocabulary_multiple
         sizes = cls(
             tp=tp,
@@ -40,8 +45,14 @@ class Shard(NamedTuple):
             kv_heads=np.maximum(1.0, np.ceil(model.attention.kv_heads / tp)),
             ffn=np.ceil(model.ffn.hidden / tp),
             vocab=np.ceil(padded / tp),
+            expert=np.ceil(expert / expert_multiple) * expert_multiple,
         )
         return sizes._replace(layer=layer_weights(model, sizes))
+
+    @classmethod
+    def for_engine(cls, model: Model, engine: Engine, weights: str, tp: Num) -> Shard:
+        """A rank's share with the padding that an engine adds for weights of this dtype."""
+        return cls.of(model, tp, engine.vocabulary_multiple, engine.memory.expert_multiple.get(weights, 1))
 
 
 class LayerWeights(NamedTuple):
@@ -99,17 +110,19 @@ def _small_elements(model: Model, shard: Shard) -> Num:
 class Elements(NamedTuple):
     """Elements by what a weight dtype does to them."""
 
-    linears: Num = 0.0
-    """Projections: quantised with the model."""
+    attention: Num = 0.0
+    """Projections of attention."""
+    ffn: Num = 0.0
+    """Projections of dense FFNs."""
     experts: Num = 0.0
-    """Matrices of routed and shared experts: quantised with the model."""
+    """Matrices of routed and shared experts."""
     plain: Num = 0.0
     """Embedding, head, norms, biases, routers: in 16 bit (or 32) always."""
 
     @property
     def total(self) -> Num:
         """All elements."""
-        return self.linears + self.experts + self.plain
+        return self.attention + self.ffn + self.experts + self.plain
 
     def plus(self, other: Elements, times: Num = 1.0) -> Elements:
         """Self and `times` others."""
@@ -117,8 +130,9 @@ class Elements(NamedTuple):
 
     def bytes(self, model: Model, dtype: Dtype) -> Num:
         """Bytes in memory: what the dtype applies to takes it, the rest its plain bytes."""
-        linears = dtype.bytes if model.quantised == "linears" else dtype.plain_bytes
-        return self.linears * linears + self.experts * dtype.bytes + self.plain * dtype.plain_bytes
+        attention = dtype.bytes if model.quantised == "linears" else dtype.plain_bytes
+        ffn = dtype.plain_bytes if model.quantised == "experts" else dtype.bytes
+        return self.attention * attention + self.ffn * ffn + self.experts * dtype.bytes + self.plain * dtype.plain_bytes
 
 
 def layer_elements(model: Model, shard: Shard, kind: LayerKind) -> Elements:
@@ -131,12 +145,12 @@ def layer_elements(model: Model, shard: Shard, kind: LayerKind) -> Elements:
     else:
         dense = layer_weights(model, shard)
         small = dense.qkv_bias + dense.out_bias + _small_elements(model, shard)
-        attention = Elements(linears=dense.qkv + dense.out, plain=small)
+        attention = Elements(attention=dense.qkv + dense.out, plain=small)
     if kind.experts:
         ffn = _expert_elements(model, shard)
     else:
         dense = layer_weights(model, shard)
-        ffn = Elements(linears=dense.gate_up + dense.down, plain=dense.gate_up_bias + dense.down_bias)
+        ffn = Elements(ffn=dense.gate_up + dense.down, plain=dense.gate_up_bias + dense.down_bias)
     return attention.plus(ffn).plus(Elements(plain=norms))
 
 
@@ -173,9 +187,9 @@ def _expert_elements(model: Model, shard: Shard) -> Elements:
     d, ffn, experts = model.hidden, model.ffn, model.experts
     assert experts is not None
     matrices = ffn.inputs + 1
-    routed = experts.routed * matrices * d * np.ceil(experts.hidden / shard.tp)
+    routed = experts.routed * matrices * d * shard.expert
     shared = matrices * d * np.ceil(experts.shared_hidden / shard.tp)
-    biases = experts.routed * (ffn.inputs * np.ceil(experts.hidden / shard.tp) + d) * experts.bias
+    biases = experts.routed * (ffn.inputs * shard.expert + d) * experts.bias
     router = d * experts.routed + experts.routed * experts.router_bias + d * experts.shared_gate
     return Elements(experts=routed + shared, plain=router + biases)
 
@@ -263,9 +277,8 @@ class Stages(NamedTuple):
     last: Num
 
     @classmethod
-    def of(cls, model: Model, pp: Num, engine: Engine | None = None) -> Stages:
-        """Layers per stage; a remainder goes to the stages before the last, backwards (vLLM PR 13839)."""
-        del engine
+    def of(cls, model: Model, pp: Num) -> Stages:
+        """Layers per stage, as `stage_sizes`."""
         pp = np.asarray(pp, dtype=float)
         base = np.floor(model.layers / pp)
         rest = model.layers - base * pp
@@ -273,18 +286,52 @@ class Stages(NamedTuple):
         return cls(pp=pp, first=first, middle=base + (rest > 0), last=base)
 
 
-def stage_weight_bytes(model: Model, shard: Shard, stages: Stages, dtype: Dtype) -> tuple[Num, Num, Num]:
+def stage_sizes(layers: int, pp: int) -> list[int]:
+    """Layers of every stage: a remainder goes to the stages before the last, backwards (vLLM PR 13839)."""
+    base, rest = divmod(layers, pp)
+    return [base + (pp - 1 - rest <= stage < pp - 1) for stage in range(pp)]
+
+
+Trio = tuple[Num, Num, Num]
+"""Values of the first, the fullest middle and the last stage; 0 where there is no such stage."""
+
+
+def stage_layers(model: Model, stages: Stages) -> list[tuple[LayerKind, Trio]]:
+    """How many layers of each kind the first, the fullest middle (most elements) and the last stage hold."""
+    kinds = _kinds(model)
+    if len(kinds) == 1:
+        middle, last = np.where(stages.pp > 2, stages.middle, 0.0), np.where(stages.pp > 1, stages.last, 0.0)
+        return [(kinds[0][0], (stages.first, middle, last))]
+    whole, every = Shard.of(model, 1), model.layer_kinds()
+    size = {kind: float(layer_elements(model, whole, kind).total) for kind, _ in kinds}
+    depths, which = np.unique(stages.pp, return_inverse=True)
+    table = np.zeros((len(kinds), 3, len(depths)))
+    for column, depth in enumerate(depths):
+        ends = list(accumulate(stage_sizes(model.layers, int(depth)), initial=0))
+        held = [every[start:stop] for start, stop in pairwise(ends)]
+        chosen = [held[0], max(held[1:-1], key=lambda stage: sum(map(size.__getitem__, stage)), default=[]), []]
+        if len(held) > 1:
+            chosen[2] = held[-1]
+        for row, (kind, _) in enumerate(kinds):
+            table[row, :, column] = [stage.count(kind) for stage in chosen]
+    table = table[:, :, which.reshape(np.shape(stages.pp))]
+    return [(kind, (row[0], row[1], row[2])) for (kind, _), row in zip(kinds, table, strict=True)]
+
+
+def stage_weight_bytes(model: Model, shard: Shard, stages: Stages, dtype: Dtype) -> Trio:
     """Bytes of weights per rank on the first, a middle and the last stage.
 
-    A single stage holds both ends; tied embeddings count once there, and at both ends when they are apart.
+    A single stage holds both ends; tied embeddings count once there, and at both ends when they are apart. What
+    stands beside the language model (a vision tower) is divided over the ranks of the first stage, in 16 bit.
     """
-    layer = sum(layer_elements(model, shard, kind).bytes(model, dtype) * count for kind, count in _kinds(model))
-    layer = layer / model.layers
+    layers: list[Num] = [0.0, 0.0, 0.0]
+    for kind, counts in stage_layers(model, stages):
+        each = layer_elements(model, shard, kind).bytes(model, dtype)
+        layers = [held + each * count for held, count in zip(layers, counts, strict=True)]
     embedding = embedding_elements(model, shard) * dtype.plain_bytes
     head = head_elements(model, shard) * dtype.plain_bytes
     norm = final_norm_elements(model) * dtype.plain_bytes
+    extra = sum(extra.parameters for extra in model.extra) * dtype.plain_bytes / shard.tp
     alone = stages.pp == 1
-    first = stages.first * layer + embedding + alone * ((0.0 if model.tied_embeddings else head) + norm)
-    last = np.where(alone, 0.0, stages.last * layer + head + norm)
-    middle = np.where(stages.pp > 2, stages.middle * layer, 0.0)
-    return first, middle, last
+    first = layers[0] + embedding + extra + alone * ((0.0 if model.tied_embeddings else head) + norm)
+    return first, layers[1], np.where(alone, 0.0, layers[2] + head + norm)

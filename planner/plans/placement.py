@@ -110,13 +110,13 @@ class Placement:
                 level = np.where(ranks > domain.chips, index + 1, level)
         return level
 
-    def crossings(self, tp: Num, pp: Num, dp: Num) -> Num:
-        """Stage boundaries of a replica that cross an innermost domain: those of the worst placed replica."""
-        domain = self.hardware.domain
+    def crossings(self, tp: Num, pp: Num, dp: Num, level: int = 0) -> Num:
+        """Stage boundaries of a replica that leave a domain of a level: those of the worst placed replica."""
+        domain = self.hardware.network[level].chips
         tp, pp, dp = np.asarray(tp), np.asarray(pp), np.asarray(dp)
         if domain is None or self.slice is not None:
             return np.zeros(np.broadcast_shapes(tp.shape, pp.shape, dp.shape))
-        per_domain = np.maximum(1, domain // tp)  # tensor-parallel groups of a domain
+        per_domain = self._groups(tp, level)
         worst = (pp - 1) // per_domain  # the first replica starts at a boundary; so do all where one divides the other
         uneven = (per_domain % pp > 0) & (pp % per_domain > 0) & (dp > 1)
         if np.any(uneven):
@@ -125,6 +125,16 @@ class Placement:
                 crossed = (start + pp - 1) // per_domain - start // per_domain
                 worst = np.where(uneven & (replica < dp), np.maximum(worst, crossed), worst)
         return worst
+
+    def _groups(self, tp: Num, level: int) -> Num:
+        """Tensor-parallel groups that a domain of a level holds; they straddle no domain below that holds them."""
+        groups: Num = 1
+        below = None
+        for domain in (each.chips or 1 for each in self.hardware.network[: level + 1]):
+            fits = np.maximum(1, domain // tp)
+            groups = fits if below is None else np.where(tp > below, fits, groups * (domain // below))
+            below = domain
+        return groups
 
 
 def _divisors(number: int) -> list[int]:

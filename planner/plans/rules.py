@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from planner.plans.placement import Placement
 from planner.plans.plan import FFN, Plan
 from planner.specs.engine import Engine
 from planner.specs.model import Model
 
-Rule = Callable[[Model, Engine, Placement, Plan], str | None]
 
-
-def refusal(model: Model, engine: Engine, placement: Placement, plan: Plan) -> str | None:
+def refusal(model: Model, engine: Engine, placement: Placement, plan: Plan, weights: str | None = None) -> str | None:
     """The first rule that a plan breaks, as a sentence; none if it may run (memory is not looked at here)."""
-    return next((reason for rule in RULES if (reason := rule(model, engine, placement, plan))), None)
+    return _not_yet(model, plan) or shape_refusal(model, engine, plan, weights) or _chips(placement, plan)
 
 
 def _near(wanted: int, valid: Iterable[int]) -> str:
@@ -25,31 +23,77 @@ def _near(wanted: int, valid: Iterable[int]) -> str:
     return " or ".join(map(str, below + above)) or "none"
 
 
-def tp_allowed(model: Model, engine: Engine, tp: int) -> str | None:
-    """Why a model cannot be split tp ways, or none."""
+def tp_allowed(model: Model, engine: Engine, tp: int, weights: str | None = None) -> str | None:
+    """Why a model cannot be split tp ways with weights of this dtype (its own where none is named), or none."""
     attention = model.attention
     if attention.heads % tp:
         return f"does not divide the {attention.heads} query heads"
-    if attention.kv_heads % tp and tp % attention.kv_heads:
+    if attention.latent is None and attention.kv_heads % tp and tp % attention.kv_heads:
         return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
-    if model.ffn.hidden % tp:
-        return f"does not divide the FFN's {model.ffn.hidden}"
+    for what, width in _widths(model):
+        if width % tp:
+            return f"does not divide the {what}'s {width}"
     multiple = engine.vocabulary_multiple
     padded = -(-model.vocab // multiple) * multiple
     if multiple > 1 and padded % tp:
         return f"does not divide the vocabulary padded to {padded}"
+    return _misaligned(model, engine, tp, weights or model.weights)
+
+
+def _widths(model: Model) -> list[tuple[str, int]]:
+    """Widths between the projections of a layer that tensor parallelism divides."""
+    kinds, experts = model.layer_kinds(), model.experts
+    widths = [("FFN", model.ffn.hidden)] if not all(kind.experts for kind in kinds) else []
+    if experts is not None:
+        widths.append(("expert", experts.hidden))
+        widths += [("shared expert", experts.shared_hidden)] if experts.shared_hidden else []
+    return widths
+
+
+def _misaligned(model: Model, engine: Engine, tp: int, weights: str) -> str | None:
+    """Why the groups of a quantised format do not divide a rank's share of what row-parallel projections read."""
+    multiple = engine.shard_multiple.get(weights, 1)
+    attention = model.attention
+    dim = attention.latent.value_dim if attention.latent else attention.head_dim
+    widths = _widths(model)
+    if model.quantised == "linears":
+        widths.insert(0, ("attention output", attention.heads * dim))
+    if model.quantised == "experts":
+        widths = [(what, width) for what, width in widths if what != "FFN"]
+    for what, width in widths:
+        if width // tp % multiple:
+            return f"leaves a rank {width // tp} of the {what}'s {width}, no multiple of {weights}'s {multiple}"
     return None
 
 
-def _tensor_parallel(model: Model, engine: Engine, placement: Placement, plan: Plan) -> str | None:
-    reason = tp_allowed(model, engine, plan.tp)
+def shape_refusal(model: Model, engine: Engine, plan: Plan, weights: str | None = None) -> str | None:
+    """Why the engine refuses this split of this model, whatever the chips: one sentence, or none."""
+    rules = (_experts, _pipeline, _attention)
+    reasons = (rule(model, engine, plan) for rule in rules)
+    return _tensor_parallel(model, engine, plan, weights) or next((reason for reason in reasons if reason), None)
+
+
+def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None) -> str | None:
+    reason = tp_allowed(model, engine, plan.tp, weights)
     if reason is None:
         return None
-    valid = [tp for tp in range(1, model.attention.heads + 1) if tp_allowed(model, engine, tp) is None]
+    valid = [tp for tp in range(1, model.attention.heads + 1) if tp_allowed(model, engine, tp, weights) is None]
     return f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, valid)}"
 
 
-def _pipeline(model: Model, engine: Engine, placement: Placement, plan: Plan) -> str | None:
+def _experts(model: Model, engine: Engine, plan: Plan) -> str | None:
+    if plan.ep == 1:
+        return None
+    if model.experts is None:
+        return f"ep {plan.ep}: {model.name} has no experts to spread"
+    routed = model.experts.routed
+    if routed % plan.ep:
+        valid = [ep for ep in range(1, routed + 1) if routed % ep == 0]
+        return f"ep {plan.ep} does not divide the {routed} experts; nearest valid: {_near(plan.ep, valid)}"
+    return None
+
+
+def _pipeline(model: Model, engine: Engine, plan: Plan) -> str | None:
     if plan.pp > model.layers:
         return f"pp {plan.pp} is more than the {model.layers} layers"
     if not engine.uneven_stages and model.layers % plan.pp:
@@ -58,13 +102,11 @@ def _pipeline(model: Model, engine: Engine, placement: Placement, plan: Plan) ->
     return None
 
 
-def _not_yet(model: Model, engine: Engine, placement: Placement, plan: Plan) -> str | None:
+def _not_yet(model: Model, plan: Plan) -> str | None:
     unpriced = {"experts": model.experts, "latent attention": model.attention.latent, "linear attention": model.linear}
     for what, present in unpriced.items():
         if present is not None:
             return f"{model.name} has {what}, whose time is not priced yet; `plan show {model.name}` has its shapes"
-    if plan.ep > 1:
-        return f"ep {plan.ep}: {model.name} has no experts to spread"
     if plan.cp > 1:
         return f"cp {plan.cp}: context parallelism is not priced yet; use --tp and --pp"
     if plan.ffn not in FFN or plan.prefill_ffn not in FFN:
@@ -72,7 +114,7 @@ def _not_yet(model: Model, engine: Engine, placement: Placement, plan: Plan) -> 
     return None
 
 
-def _attention(model: Model, engine: Engine, placement: Placement, plan: Plan) -> str | None:
+def _attention(model: Model, engine: Engine, plan: Plan) -> str | None:
     for wanted in (plan.attention, plan.prefill_attention):
         if wanted not in engine.attention:
             return f"engine {engine.name} cannot shard attention over {wanted}; it offers {', '.join(engine.attention)}"
@@ -83,7 +125,7 @@ def _attention(model: Model, engine: Engine, placement: Placement, plan: Plan) -
     return None
 
 
-def _chips(model: Model, engine: Engine, placement: Placement, plan: Plan) -> str | None:
+def _chips(placement: Placement, plan: Plan) -> str | None:
     if plan.chips > placement.usable:
         where = f"the slice {placement.slice} has" if placement.slice else "there are"
         return f"{plan.label} takes {plan.chips} chips, {where} {placement.usable}"
@@ -95,6 +137,3 @@ def _chips(model: Model, engine: Engine, placement: Placement, plan: Plan) -> st
     if plan.dp > most:
         return f"dp {plan.dp}: only {most} replicas fit without a tensor-parallel group straddling two domains"
     return None
-
-
-RULES: tuple[Rule, ...] = (_not_yet, _tensor_parallel, _pipeline, _attention, _chips)

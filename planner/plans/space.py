@@ -40,7 +40,7 @@ class Refused(NamedTuple):
 
 
 def enumerate_plans(
-    model: Model, engine: Engine, placement: Placement, filters: Filters
+    model: Model, engine: Engine, placement: Placement, filters: Filters, weights: str | None = None
 ) -> tuple[list[Plan], list[Refused]]:
     """All plans under the filters that the rules allow, and those that were refused.
 
@@ -49,8 +49,8 @@ def enumerate_plans(
     """
     allowed: list[Plan] = []
     refused: list[Refused] = []
-    for plan in _candidates(model, engine, placement, filters):
-        reason = refusal(model, engine, placement, plan)
+    for plan in _candidates(model, engine, placement, filters, weights):
+        reason = refusal(model, engine, placement, plan, weights)
         if reason is None:
             allowed.append(plan)
         else:
@@ -58,12 +58,14 @@ def enumerate_plans(
     return allowed, refused
 
 
-def _candidates(model: Model, engine: Engine, placement: Placement, filters: Filters) -> Iterator[Plan]:
+def _candidates(
+    model: Model, engine: Engine, placement: Placement, filters: Filters, weights: str | None
+) -> Iterator[Plan]:
     filters = filters.distinct()
     layouts = list(_layouts(engine, filters))
     for tp in filters.tp or range(1, min(placement.usable, model.attention.heads) + 1):
         deepest = max(1, min(model.layers, placement.usable // tp))
-        bare = tp_allowed(model, engine, tp) is not None or tp > placement.usable
+        bare = tp_allowed(model, engine, tp, weights) is not None or tp > placement.usable
         for pp in filters.pp or range(1, 1 + (1 if bare else deepest)):
             for cp, ep in product(filters.cp or (1,), filters.ep or (1,)):
                 most = max(1, placement.replicas(tp, pp, cp))

@@ -16,6 +16,11 @@ def short(value: float | None, digits: int = 4) -> str:
     return significant(value, digits)
 
 
+def plural(count: int, noun: str) -> str:
+    """A count with its noun."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def significant(value: float, digits: int) -> str:
     """A value with this many significant digits, whole ones kept, without an exponent or trailing zeros."""
     if value == 0:

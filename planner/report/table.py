@@ -12,13 +12,17 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from planner.plans.space import Refused
 from planner.ranking import Ranking
-from planner.report.figures import short
+from planner.report.figures import plural, short
 from planner.report.why import caption
 from planner.results import Results
+from planner.specs.engine import Engine
 from planner.units import MS
 
 WIDTH = 100
+LEAST_SHARE = 0.001
+"""Parts of a time below this share of it are left out."""
 GAP = "  "
 COLOURS = {"compute": "green", "memory": "cyan", "network": "magenta", "overhead": "yellow", "bubble": "red"}
 
@@ -117,33 +121,41 @@ def print_ranking(ranking: Ranking, shown: Results) -> None:
     print_results(shown)
     texts = caption(ranking)
     if len(shown) < len(ranking.results):
-        texts = [f"... {len(ranking.results) - len(shown)} more plans (--top 0 shows all).", *texts]
+        noun = "row" if ranking.request.pareto else "plan"  # a frontier has a plan at several loads
+        texts = [f"... {plural(len(ranking.results) - len(shown), f'more {noun}')} (--top 0 shows all).", *texts]
     show(paragraphs(texts))
 
 
-def print_estimate(results: Results) -> None:
+def print_estimate(results: Results, engine: Engine) -> None:
     """One priced plan: its row, where the time of a token goes, and the memory of the fullest chip."""
     print_results(results)
     row = results.row(0)
-    tpot = {bound: column[0] / MS for bound, column in results.tpot_parts.items() if column[0] > 0}
     texts = []
     if row["tpot_ms"] is not None:
-        texts.append("TPOT: " + ", ".join(f"{bound} {value:.3g} ms" for bound, value in tpot.items()) + ".")
+        tpot = {bound: column[0] / MS for bound, column in results.tpot_parts.items()}
+        parts = [f"{bound} {short(ms, 3)} ms" for bound, ms in tpot.items() if ms >= LEAST_SHARE * sum(tpot.values())]
+        texts.append(f"TPOT: {', '.join(parts)}.")
     texts.append(
         f"Fullest chip: weights {row['weights_gib']:.2f} + KV {row['kv_gib']:.2f} + other {row['other_gib']:.2f} = "
         f"{row['memory_gib']:.2f} of {row['memory_limit_gib']:.2f} GiB; "
         f"a replica holds {row['kv_capacity_tokens']} tokens."
     )
     if row["batch_per_replica"] * row["dp"] < row["concurrency"]:
-        texts.append(f"Only {row['max_concurrency']} of {row['concurrency']} requests fit; the figures are for those.")
+        most = engine.scheduler.max_sequences
+        why = (
+            f"run: {engine.name} takes at most {most} sequences a replica"
+            if row["max_concurrency"] == row["dp"] * most
+            else "fit"
+        )
+        texts.append(
+            f"Only {row['max_concurrency']} of {row['concurrency']} requests {why}; the figures are for those."
+        )
     show(paragraphs(texts))
 
 
-def print_rejected(ranking: Ranking) -> None:
+def print_rejected(refused: Sequence[Refused]) -> None:
     """The refused plans with the reason that binds each."""
-    print()
-    rows = [[refused.plan.label, refused.limit, refused.reason] for refused in ranking.refused]
-    print_rows(["refused", "by", "reason"], rows)
+    print_rows(["refused", "by", "reason"], [[one.plan.label, one.limit, one.reason] for one in refused])
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> None:

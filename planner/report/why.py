@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from planner.costs.roofline import BOUNDS
 from planner.ranking import PUBLISHED_ERROR, Ranking, metric
-from planner.report.figures import short
+from planner.report.figures import plural, short
+from planner.request import SEARCHED
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.units import GIB, MS
@@ -14,8 +15,10 @@ _UNITS = {
     "ttft": ("ttft_ms", "{} ms to the first token", "ms of TTFT"),
     "tpot": ("tpot_ms", "{} ms a token", "ms a token"),
     "throughput": ("tokens_per_s", "{} tokens/s", "chip-ms a token"),
-    "cost": ("gpu_s_per_token", "{} chip-s a token", "chip-ms a token"),
+    "cost": ("usd_per_mtok", "${} per million tokens", "$/Mtok"),
 }
+_COST_WITHOUT_PRICE = ("gpu_s_per_token", "{} chip-s a token", "chip-ms a token")
+_REFUSED_BY = {"rule": "rule", "memory": "memory", "slo": "limits on time"}
 _PLAIN = {
     "compute": "computing",
     "memory": "reading memory",
@@ -26,7 +29,7 @@ _PLAIN = {
 
 
 def parts_of(ranking: Ranking, index: int) -> dict[str, float]:
-    """What a row's goal is made of, by bound: ms of a request or token, or chip-ms per output token."""
+    """What a row's goal is made of, by bound: ms of a request or token, chip-ms per output token, $ per million."""
     results, objective = ranking.results, ranking.request.objective
     row = results.row(index)
     answers = max(0, row["osl"] - 1)
@@ -41,14 +44,17 @@ def parts_of(ranking: Ranking, index: int) -> dict[str, float]:
             parts[bound] = ttft + answers * tpot
             if objective in ("throughput", "cost"):
                 parts[bound] *= row["gpus"] / (row["concurrency"] * row["osl"])
+            if objective == "cost" and row["usd_per_mtok"] is not None:
+                parts[bound] *= MS * row["usd_per_mtok"] / row["gpu_s_per_token"]
     return {bound: float(value) for bound, value in parts.items()}
 
 
 def winner(ranking: Ranking) -> str:
     """One sentence: what the first plan does better than the second, and by how much."""
     results, objective = ranking.results, ranking.request.objective
-    column, shown, unit = _UNITS[objective]
     first = results.row(0)
+    unpriced = objective == "cost" and first["usd_per_mtok"] is None
+    column, shown, unit = _COST_WITHOUT_PRICE if unpriced else _UNITS[objective]
     reached = shown.format(short(first[column]))
     if len(results) == 1:
         return f"{first['plan']} is the only plan left: {reached}, most of it {_PLAIN[first['bottleneck']]}."
@@ -81,8 +87,10 @@ def assumed(hardware: Hardware, engine: Engine, across: bool) -> list[str]:
     for level in levels:
         if any(row.level == level.name and row.provenance.status == "assumed" for row in hardware.collectives):
             unsure.append(f"collectives over {level.name}")
-    if engine.host.provenance.status == "assumed" and engine.host.step_us:
+    if engine.host.provenance.status == "assumed":
         unsure.append("host time")
+    if engine.memory.provenance.status == "assumed":
+        unsure.append("memory that the engine keeps")
     return unsure
 
 
@@ -90,11 +98,9 @@ def caption(ranking: Ranking) -> list[str]:
     """The lines below a ranked table: workload, limits, how many plans, why, how sure."""
     request, results = ranking.request, ranking.results
     work, first = request.workload, results.row(0)
-    load = (
-        "concurrency searched"
-        if work.concurrency is None and first["concurrency"] != 1
-        else f"concurrency {first['concurrency']}"
-    )
+    searched = work.concurrency is None and (request.pareto or request.objective in SEARCHED)
+    load = "concurrency searched" if searched else f"concurrency {first['concurrency']}"
+    goal = "the Pareto frontier" if request.pareto else request.objective
     where = (
         f"slice {ranking.placement.slice} of {request.hardware.name}"
         if ranking.placement.slice
@@ -103,8 +109,8 @@ def caption(ranking: Ranking) -> list[str]:
     lines = [
         f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
         f"{request.engine.name} {request.engine.version}; {work.isl} tokens in, {work.osl} out, {load}, "
-        f"{work.schedule} batching; for {request.objective}.",
-        f"{_looked_at(ranking)}, {len(ranking.refused)} refused (--rejected says why); {_limits(ranking)}.",
+        f"{work.schedule} batching; for {goal}.",
+        f"{_counts(ranking)}; {_limits(ranking)}.",
         winner(ranking)
         if not request.pareto
         else "Pareto: no other plan has both a lower TPOT and more tokens/s per chip.",
@@ -112,7 +118,9 @@ def caption(ranking: Ranking) -> list[str]:
     idle = _idle(ranking)
     if idle:
         lines.append(idle)
-    notes = [f"~ = within {PUBLISHED_ERROR:.0%} of the row above: a tie (error assumed until measured)."]
+    notes = [*_ties(ranking), *_loaded_ttft(ranking)]
+    if not (request.engine.host.step_us or request.engine.host.per_sequence_us):
+        notes.append(f"Engine {request.engine.name} has no host time: the figures are bounds that no product reaches.")
     unsure = assumed(request.hardware, request.engine, request.gpus > (request.hardware.domain or request.gpus))
     if unsure:
         notes.append(f"Assumed, not measured: {', '.join(unsure)}.")
@@ -126,13 +134,36 @@ def caption(ranking: Ranking) -> list[str]:
     return [*lines, " ".join(notes)]
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def _counts(ranking: Ranking) -> str:
+    """How many plans there are and what became of them; the parts add up to the whole."""
+    limits = [refused.limit for refused in ranking.refused]
+    refused = len(limits)
+    total = ranking.plans + limits.count("rule")  # what a rule refuses is not priced
+    text = plural(total, "plan")
+    if ranking.points > ranking.plans - limits.count("memory"):
+        text += f" (priced at {ranking.points} loads in all)"
+    text += f": {total - refused} {'compared' if ranking.request.pareto else 'ranked'}"
+    if refused:
+        kinds = ", ".join(f"{limits.count(kind)} by {word}" for kind, word in _REFUSED_BY.items() if kind in limits)
+        text += f", {refused} refused ({kinds}; --rejected says why)"
+    return text
 
 
-def _looked_at(ranking: Ranking) -> str:
-    loads = f", {ranking.points} with their loads" if ranking.points > ranking.plans else ""
-    return f"{_plural(ranking.plans, 'plan')} looked at{loads}"
+def _ties(ranking: Ranking) -> list[str]:
+    """What the mark of a tie means; rows of a frontier are not in an order of which neighbours could be ties."""
+    if ranking.request.pareto:
+        return []
+    known = "its error is not known" if ranking.request.objective == "ttft" else "error assumed until measured"
+    return [f"~ = within {PUBLISHED_ERROR:.0%} of the row above: a tie ({known})."]
+
+
+def _loaded_ttft(ranking: Ranking) -> list[str]:
+    """What TTFT leaves out, where something was decided by it at a load at which that counts."""
+    request = ranking.request
+    decides = request.objective == "ttft" or request.limits.ttft is not None
+    if not decides or not (ranking.results["concurrency"] > 1).any():
+        return []
+    return ["TTFT leaves out waiting in a queue and is not calibrated under load."]
 
 
 def _limits(ranking: Ranking) -> str:
@@ -155,7 +186,7 @@ def _idle(ranking: Ranking) -> str | None:
     if busy >= first["gpus"]:
         return None
     reason = (
-        f"{_plural(first['concurrency'], 'request')} in flight can keep only {replicas} of {first['dp']} replicas busy"
+        f"{plural(first['concurrency'], 'request')} in flight can keep only {replicas} of {first['dp']} replicas busy"
         if replicas < first["dp"]
         else f"{first['plan']} leaves {first['idle_gpus']} of {first['gpus']} chips idle, which are paid for"
     )

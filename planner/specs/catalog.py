@@ -46,7 +46,7 @@ ENGINES: Family[Engine] = Family("engine", "engines", Engine)
 
 
 def load_model(name: str | Path) -> Model:
-    """A model by name, alias, Hugging Face id or path of a YAML file.
+    """A model by name, alias, Hugging Face id or path of a YAML file or config.json.
 
     Raises:
         InputError: no such name (with the nearest ones), or a file that cannot be read or validated.
@@ -174,18 +174,19 @@ def _extended(
 
     `overrides` (an engine's, by name) are laid on the file of that name, before a file that extends it.
     """
-    overrides = overrides or {}
+    waiting = dict(overrides or {})
     chain: list[Path] = []
     layers: list[dict[str, Any]] = []
     while True:
         if path in chain:
             raise SpecError(chain[0], "extends", f"goes in a circle over {path}")
         chain.append(path)
-        raw = _read(path)
+        raw = _imported(_read(path), path) if family is MODELS else _read(path)
         base = raw.pop("extends", None)
         layers.append(raw)
         if base is None:
             break
+        raw.setdefault("name", path.stem)  # never the parent's: results would carry a name that they are not of
         beside = path.parent / str(base)
         parent = beside if beside.is_file() else _path_of(family, str(base))
         if parent is None:
@@ -197,7 +198,7 @@ def _extended(
         for own in ("aliases", "hf_ids", "published"):  # another model's names and count
             merged.pop(own, None)
         merged = merge(merged, layer)
-        merged = merge(merged, overrides.get(str(layer.get("name")), {}))
+        merged = merge(merged, waiting.pop(str(layer.get("name")), {}))
     return merged, shipped
 
 
@@ -205,9 +206,11 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`: mappings are merged key by key, anything else is replaced.
 
     Rows of a hardware file's `collectives` replace their like (same kernel, op, level and algorithm) and are added to
-    the rest; an engine's are rules in an order, and replaced whole.
+    the rest; an engine's are rules in an order, and replaced whole. A source goes with the value that it stood for.
     """
     result = dict(base)
+    if isinstance(base.get("sources"), dict):
+        result["sources"] = {key: source for key, source in base["sources"].items() if key not in over}
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(result.get(key), dict):
             result[key] = merge(result[key], value)
@@ -217,6 +220,31 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def _imported(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A Hugging Face config.json in our schema; a file of our own as it is."""
+    if path.suffix != ".json" and not raw.keys() & {"model_type", "architectures"}:
+        return raw
+    from planner.specs import huggingface  # noqa: PLC0415 (its tables cost time that most runs need not spend)
+
+    return plain(huggingface.model_from_config(raw, path)) if huggingface.is_config(raw, path) else raw
+
+
+def plain(value: Any) -> Any:
+    """A specification as the mappings and lists of its file, values that are defaults left out."""
+    if hasattr(value, "_fields"):
+        defaults = value._field_defaults
+        items = zip(value._fields, value, strict=True)
+        return {key: plain(item) for key, item in items if key not in defaults or item != defaults[key]}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def as_yaml(spec: Model | Hardware | Engine) -> str:
+    """A specification as the text of a file that loads to the same."""
+    return str(yaml.safe_dump(plain(spec), sort_keys=False, allow_unicode=True, width=120, default_flow_style=None))
 
 
 def _are_kernels(rows: Any) -> bool:
@@ -234,7 +262,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _LARGEST:
             raise SpecError(path, "", f"larger than {_LARGEST // 2**20} MiB: this is not a specification")
         text = path.read_text(encoding="utf-8")
-        raw = yaml.load(text, Loader)
+        raw = _json(text, path) if path.suffix == ".json" else yaml.load(text, Loader)
     except OSError as error:
         raise SpecError(path, "", f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -250,6 +278,19 @@ def _parsed(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise SpecError(path, "", f"holds a {type(raw).__name__}, expected a mapping of keys to values")
     return {str(key): value for key, value in raw.items()}
+
+
+def _json(text: str, path: Path) -> Any:
+    """JSON is not quite YAML: there a tab may not indent, and 1e-05 is a text."""
+    import json  # noqa: PLC0415
+
+    try:
+        return json.loads(text) if text.strip() else None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise SpecError(path, "", f"is not valid JSON: {place}: {error.msg}") from None
+    except (RecursionError, ValueError):  # brackets in brackets, or a number of thousands of digits
+        raise SpecError(path, "", "is nested too deeply, or holds too long a number: no specification") from None
 
 
 def _shipped(family: Family[Any]) -> Path:

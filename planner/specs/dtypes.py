@@ -11,7 +11,7 @@ class Dtype(NamedTuple):
     """A storage format.
 
     `bytes` counts the scales that belong to it: int4 with a 16-bit scale and zero per group of 128 is
-    4 bit + 20/128 bit = 0.519 B; mxfp4 with an 8-bit scale per 32 is 0.531 B.
+    4 bit + 20/128 bit = 0.5195 B; mxfp4 with an 8-bit scale per 32 is 0.531 B.
     """
 
     name: str

@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple
 from planner.specs.dtypes import KV_CACHE
 from planner.specs.fields import (
     Count,
-    Fraction,
     GibOrZero,
     Kib,
     Micros,
     Provenance,
+    Share,
     Tokens,
 )
 from planner.specs.hardware import CollectiveOp
@@ -47,7 +47,7 @@ class EngineMemory(NamedTuple):
     """Memory beside weights and KV."""
 
     provenance: Provenance
-    fraction: Fraction
+    fraction: Share
     """Share of the chip's memory that weights, KV and what is `inside` may take."""
     logits_rows: float = 0.0
     """The activation peak is at least this many rows of fp32 logits (the sampler's warm-up)."""
@@ -55,6 +55,17 @@ class EngineMemory(NamedTuple):
     """... and at least this many tokens through the widest layer; none = no activations are reserved."""
     inside_gib: dict[int, GibOrZero] = {}
     """Runtime inside the budget by ranks of a replica's tensor group (interpolated)."""
+    rotary_tables: bool = False
+    """Tables of rotary angles for every position of the model stand on each rank."""
+    latent_copies: bool = False
+    """The projections that latent attention absorbs are kept a second time, in 16 bit."""
+    expert_multiple: dict[str, Count] = {}
+    """By weight dtype: a rank's width of one expert is padded to a multiple of this."""
+    expert_workspace: tuple[str, ...] = ()
+    """Weight dtypes whose kernel for experts keeps a workspace of `activation_tokens`."""
+    window_layers: Literal["capped", "grouped", "full"] = "capped"
+    """KV in layers with a sliding window: the window; groups of layers of one size, each with the window, an
+    iteration's tokens and a block; or all tokens."""
     outside_gib: dict[int, GibOrZero] = {}
     """Context, graphs and buffers outside the budget: checked against the whole chip."""
 
@@ -98,6 +109,8 @@ class Engine(NamedTuple):
     """The vocabulary is sharded in the embedding too, so its output is all-reduced."""
     vocabulary_multiple: Count = 1
     """The vocabulary is padded to a multiple of this, then divided over the ranks."""
+    shard_multiple: dict[str, Count] = {}
+    """By weight dtype: a rank's share of what a row-parallel projection reads must be a multiple of this."""
     uneven_stages: bool = True
     """Pipeline stages may differ by a layer."""
     chips: dict[str, dict[str, Any]] = {}

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from planner.errors import InputError
+from planner.specs.dtypes import ACTIVATION_BYTES, WEIGHTS
 from planner.specs.fields import (
     Count,
     CountOrZero,
@@ -20,9 +22,11 @@ from planner.specs.fields import (
     Tflops,
     Watts,
 )
-from planner.units import GB, GIB, HOUR, TERA, US
+from planner.units import GB, GIB, TERA, US
 
 KINDS = ("gemm", "attention_prefill", "attention_decode", "elementwise")
+WIDE = frozenset(name for name, dtype in WEIGHTS.items() if dtype.bytes > ACTIVATION_BYTES)
+"""Number formats that would lose precision in a chip's 16-bit arithmetic."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 Algorithm = Literal["ring", "one_shot", "two_shot", "tree", "in_switch", "direct", "hierarchical", "torus"]
 
@@ -49,8 +53,17 @@ class Chip(NamedTuple):
         return self.memory_bandwidth_gb_per_s * GB
 
     def compute_dtype(self, wanted: str) -> str:
-        """`wanted` where the chip computes in it, else its 16-bit type (weight-only quantisation)."""
-        return wanted if wanted in self.compute_tflops else self.native_dtype
+        """`wanted` where the chip computes in it, else its 16-bit type (weight-only quantisation).
+
+        Raises:
+            InputError: the chip has no peak for a type wider than 16 bit, which would lose precision there.
+        """
+        if wanted in self.compute_tflops:
+            return wanted
+        if wanted in WIDE:
+            has = ", ".join(self.compute_tflops)
+            raise InputError(f"--weights {wanted}: needs a chip that computes in {wanted}, this one has {has}")
+        return self.native_dtype
 
     @property
     def native_dtype(self) -> str:
@@ -94,7 +107,7 @@ class NetworkLevel(NamedTuple):
     chips: Count | None = None
     """Chips of one domain; none = as many as are asked for."""
     nics_per_node: Count | None = None
-    """Network cards of a domain of the level below, shared by its chips."""
+    """Network cards of a domain of the level below, shared by its chips; none = the textbook's one link."""
     slices: tuple[str, ...] = ()
     """Legal shapes of a torus, as 4x4x4, in the order in which equally large ones are preferred."""
     wrap_multiple: CountOrZero = 0
@@ -177,6 +190,8 @@ class CollectiveKernel(NamedTuple):
     """Latency of the steps inside the domains below; none = `hop_us` for every step (the flat ring)."""
     bandwidth_fraction: Fraction = 1.0
     p: Norm = 1.0
+    pipelined: bool = False
+    """hierarchical: the phases run at once on chunks of the buffer, the slower of inside and across counts."""
 
 
 class Price(NamedTuple):
@@ -215,6 +230,8 @@ class Hardware(NamedTuple):
         for kind in KINDS:
             if native not in self.kernels.get(kind, {}):
                 yield f"kernels.{kind}.{native}", "missing; expected the constants of this kind of kernel"
+        for dtype in WIDE & self.chip.compute_tflops.keys() - self.kernels.get("gemm", {}).keys():
+            yield f"kernels.gemm.{dtype}", "missing; without its constants it would be priced as the 16-bit type"
         for kind in self.kernels.keys() - set(KINDS):
             yield f"kernels.{kind}", f"unknown kind of kernel; expected one of {', '.join(KINDS)}"
         if not self.network:
@@ -238,11 +255,6 @@ class Hardware(NamedTuple):
     def torus(self) -> NetworkLevel | None:
         """The torus that the chips sit on, if they do."""
         return self.network[0] if self.network[0].kind == "torus" else None
-
-    @property
-    def usd_per_chip_second(self) -> float | None:
-        """The list price in base units."""
-        return None if self.price is None else self.price.usd_per_chip_hour / HOUR
 
     def constants(self, kind: str, dtype: str) -> tuple[str, KernelConstants]:
         """(arithmetic, constants) of an operation: the 16-bit type's where the dtype has none of its own."""

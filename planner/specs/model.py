@@ -172,8 +172,9 @@ class Model(NamedTuple):
     experts: Experts | None = None
     prediction: Prediction | None = None
     extra: tuple[Extra, ...] = ()
-    quantised: Literal["linears", "experts"] = "linears"
-    """What a weight dtype below 16 bit applies to; the rest of the checkpoint stays in 16 bit."""
+    quantised: Literal["linears", "ffn", "experts"] = "linears"
+    """What a weight dtype below 16 bit applies to (all projections, those of dense FFNs and experts, or experts);
+    the rest of the checkpoint stays in 16 bit."""
     published: Published | None = None
     unverified: tuple[str, ...] = ()
     """Facts of this file that no primary source was read for."""

@@ -14,11 +14,12 @@ from planner import command
 CONTRACT = {
     "--model -m --hardware -H --engine --gpus --chips --isl --osl --concurrency --schedule --weights --kv-cache "
     "--max-context --arrivals --objective --price --memory-limit --memory-fraction --tp --pp --dp --ep --cp "
-    "--attention --prefill-attention --ffn --prefill-ffn --csv --json --no-header --quiet --debug": (
+    "--attention --prefill-attention --ffn --prefill-ffn "
+    "--max-ttft --max-tpot --max-latency --version --csv --json --no-header --quiet --debug": (
         "rank",
         "estimate",
     ),
-    "--max-ttft --max-tpot --max-latency --top --pareto --rejected --version": ("rank",),
+    "--top --pareto --rejected": ("rank",),
     "--plan --points": ("estimate",),
     "--csv --json": ("models", "hardware", "engines", "show"),
 }
@@ -45,6 +46,7 @@ def test_help_of_plan_names_every_command_and_the_exit_statuses() -> None:
 
 def test_every_command_word_runs() -> None:
     words = {"rank": ("-m", "llama3-8b"), "estimate": ("-m", "llama3-8b"), "show": ("h100",)}
+    words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     for name in command.COMMANDS:
         done = run(name, *words.get(name, ()))
         assert (done.status, done.err) == (0, "")

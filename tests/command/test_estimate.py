@@ -85,6 +85,14 @@ def test_a_load_above_the_capacity_is_cut_to_what_fits() -> None:
     assert f"Only {row['max_concurrency']} of 100000 requests fit; the figures are for those." in out
 
 
+def test_a_load_that_the_engine_cuts_is_not_laid_to_memory() -> None:
+    words = ("estimate", "-m", "llama3-70b", "-H", "b200", "--plan", "TP8", "--concurrency")
+    most = planner.load_machine("b200")[1].scheduler.max_sequences
+    out = " ".join(run(*words, 3000).out.split())
+    assert f"Only {most} of 3000 requests run: vllm takes at most {most} sequences a replica; the" in out
+    assert "Only" not in run(*words, most).out
+
+
 def test_a_context_above_the_models_is_priced_when_it_is_asked_for() -> None:
     row = one("-m", "llama3-8b", "--isl", 9000, "--max-context", 16384)
     assert row["isl"] == 9000
@@ -105,6 +113,41 @@ def test_the_table_says_where_a_tokens_time_and_a_chips_memory_go() -> None:
     columns = ("weights_gib", "kv_gib", "other_gib", "memory_gib", "memory_limit_gib")
     assert [float(figure) for figure in memory.groups()] == pytest.approx([row[name] for name in columns], abs=0.006)
     assert f"a replica holds {row['kv_capacity_tokens']} tokens" in text
+
+
+def test_parts_of_a_time_have_no_exponents_and_none_that_do_not_count() -> None:
+    words = ("-m", "llama3-8b", "--engine", "ideal", "--isl", "8000", "--osl", "100")
+    parts = re.search(r"TPOT: (.*)\.\n", run("estimate", *words).out)
+    assert parts
+    assert "compute" not in parts[1]
+    slow = run("estimate", "-m", "llama3-70b", "--plan", "TP8", "--concurrency", "1000", "--osl", "10").out
+    assert not re.search(r"\de[+-]\d", slow)
+
+
+@pytest.mark.parametrize("name", ["ttft", "tpot", "latency"])
+def test_a_limit_on_time_that_is_broken_is_refused_with_the_figure(name: str) -> None:
+    words = ("estimate", "-m", "llama3-70b", "--plan", "TP4", "--concurrency", "32")
+    row = one(*words[1:])
+    option, time = f"--max-{name}", row[f"{name}_ms"]
+    done = run(*words, option, time * 0.9, "--csv", "-")
+    assert (done.status, done.out) == (3, "")
+    assert re.fullmatch(rf"plan: TP4: {name} [\d.]+ ms is above {option} [\d.]+\n", done.err)
+    assert run(*words, option, time * 1.1, "--csv", "-") == run(*words, "--csv", "-")
+
+
+def test_a_time_that_does_not_exist_breaks_no_limit() -> None:
+    assert run("estimate", "-m", "llama3-8b", "--osl", "1", "--max-tpot", "0.1").status == 0
+
+
+def test_points_that_break_a_limit_keep_their_figures_beside_the_error() -> None:
+    text = "model,tp\nllama3-8b,1\nllama3-8b,8\nllama3-8b,3\n"
+    free, held = points(text, "--csv", "-"), points(text, "--max-tpot", "5", "--csv", "-")
+    assert held.status == 0
+    assert float(held.rows[1]["tpot_ms"]) < 5 < float(held.rows[0]["tpot_ms"])
+    assert "--max-tpot 5" in held.rows[0]["error"]
+    assert [{**row, "error": ""} for row in held.rows] == [{**row, "error": ""} for row in free.rows]
+    assert [row["error"] for row in held.rows[1:]] == [row["error"] for row in free.rows[1:]]
+    assert "2 of 3 rows could not be priced within the limits; the first: TP1: tpot" in held.err
 
 
 def test_csv_files_and_quiet_work_as_they_do_in_plan(tmp_path: Path) -> None:

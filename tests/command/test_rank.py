@@ -285,6 +285,38 @@ def test_rejected_plans_follow_the_table_with_their_reasons() -> None:
     assert re.search(r"^DP4 +memory +weights .* exceed the limit", out, re.MULTILINE)
 
 
+TOO_LARGE = ("--model", "llama3-70b", "--gpus", "1", "--rejected")
+
+
+def test_refused_plans_are_shown_where_no_plan_is_left() -> None:
+    done = run(*TOO_LARGE)
+    assert done.status == 3
+    assert re.fullmatch(r"refused  by      reason\nTP1      memory  weights .* exceed the limit of .*\n", done.out)
+    assert done.err == run(*TOO_LARGE[:-1]).err
+    assert run(*TOO_LARGE, "--quiet").out == run(*TOO_LARGE[:-1]).out == ""
+
+
+def test_refused_plans_are_written_where_no_plan_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "plans.json"
+    done = run(*TOO_LARGE, "--csv", "-", "--json", path)
+    assert done.status == 3
+    (line,) = done.rows
+    (row,) = json.loads(path.read_text())
+    assert list(line) == list(row) == list(planner.COLUMNS)
+    assert line == {name: cell(value) for name, value in row.items()}
+    assert (row["plan"], row["rank"]) == ("TP1", None)
+    assert "exceed the limit" in row["error"]
+    assert run(*TOO_LARGE, "--csv", "-", "--no-header").out.splitlines() == done.out.splitlines()[1:]
+
+
+def test_plans_that_break_a_limit_on_time_are_refused_rows_too() -> None:
+    words = ("--model", "llama3-8b", "--gpus", "4", "--max-tpot", "0.001", "--rejected", "--csv", "-")
+    done = run(*words)
+    assert done.status == 3
+    assert any("> 0.001 ms" in row["error"] for row in done.rows)
+    assert any("query heads" in row["error"] for row in done.rows)
+
+
 def test_pareto_shows_points_that_no_plan_at_no_load_beats() -> None:
     words = ("--model", "llama3-8b", "--gpus", "4", "--top", "0")
     front = as_json(*words, "--pareto")
@@ -344,12 +376,11 @@ def test_the_caption_names_workload_limits_counts_and_why_the_first_wins() -> No
         "llama3-70b (bf16 weights, bf16 KV) on 16 x h100-sxm, engine vllm",
         "2000 tokens in, 300 out, concurrency 1, continuous batching; for latency",
         "limits: 71.3 of 79.2 GiB per chip, tpot <= 40 ms",
-        f"{len(rows) - len(ranked)} refused (--rejected says why)",
+        f"{len(rows)} plans: {len(ranked)} ranked, {len(rows) - len(ranked)} refused (",
         f"{ranked[0]['plan']} comes first: {ranked[0]['latency_ms']:.4g} ms",
         f"ahead of {ranked[1]['plan']}, for less ",
     ):
         assert part in text
-    assert re.search(r"(\d+) plans looked at", text)
 
 
 def test_rows_that_are_cut_off_are_counted() -> None:
@@ -357,6 +388,15 @@ def test_rows_that_are_cut_off_are_counted() -> None:
     every = len(good(*words, "--csv", "-", "--top", "0").rows)
     assert f"... {every - 2} more plans (--top 0 shows all)." in good(*words, "--top", "2").out
     assert "more plans" not in good(*words, "--top", "0").out
+    assert "... 1 more plan (" in good(*words, "--top", every - 1).out
+
+
+def test_rows_of_a_frontier_that_are_cut_off_are_not_called_plans() -> None:
+    words = (*SMALL, "--pareto")
+    every = len(good(*words, "--csv", "-", "--top", "0").rows)
+    out = good(*words, "--top", "2").out
+    assert f"... {every - 2} more rows (--top 0 shows all)." in out
+    assert "~" not in out
 
 
 def test_idle_chips_are_shown_and_paid_for() -> None:

@@ -61,6 +61,8 @@ def stages_of(model: Model, engine: Engine, formats: Formats, tp: int, pp: int, 
             weights += 2.0 * model.norm.final * model.norm.vectors * model.hidden
             # one matrix serves both ends where they are tied and on one stage
             weights += 0.0 if model.tied_embeddings and pp == 1 else 2.0 * float(head_elements(model, shard))
+        if engine.memory.rotary_tables and not model.learned_positions:
+            weights += 2.0 * model.max_context * model.attention.head_dim
         stages.append(Stage(weights, count * kv_layer))
     return stages
 
@@ -91,7 +93,8 @@ def test_capacity_and_the_fullest_chip_are_those_of_all_stages_one_by_one(
     held = -(-tokens // block) * block
 
     stages = stages_of(model, engine, formats, tp, pp, structure == HEADS)
-    chip_tokens = min(stage.tokens(budget.limit, float(space.other), block) for stage in stages)
+    others = [float(space.other[0 if index == 0 else 2 if index == pp - 1 else 1]) for index in range(pp)]
+    chip_tokens = min(stage.tokens(budget.limit, other, block) for stage, other in zip(stages, others, strict=True))
     holders = 1 if structure == HEADS else tp
     assert space.holders == holders
     assert float(space.chip_tokens) == chip_tokens
@@ -99,9 +102,9 @@ def test_capacity_and_the_fullest_chip_are_those_of_all_stages_one_by_one(
     assert float(space.requests(held)) == holders * (chip_tokens // held)
 
     on_chip = -(-requests // holders) * held
-    totals = [stage.weights + stage.kv_token * on_chip for stage in stages]
-    fullest_weights, fullest_kv = space.fullest(held, requests)
-    assert float(fullest_weights + fullest_kv) == pytest.approx(max(totals), rel=1e-12)
+    totals = [stage.weights + stage.kv_token * on_chip + other for stage, other in zip(stages, others, strict=True)]
+    fullest_weights, fullest_kv, fullest_other = space.fullest(held, requests)
+    assert float(fullest_weights + fullest_kv + fullest_other) == pytest.approx(max(totals), rel=1e-12)
     assert any(
         float(fullest_weights) == pytest.approx(stage.weights, rel=1e-12)
         and float(fullest_kv) == pytest.approx(stage.kv_token * on_chip, rel=1e-12)
@@ -115,11 +118,11 @@ def test_many_depths_at_once_are_those_of_each() -> None:
     formats = formats_of(model, hardware, engine, None, None)
     shard = Shard.of(model, np.full(len(depths), 4), engine.vocabulary_multiple)
     together = room(model, engine, shard, Stages.of(model, depths), formats, HEADS, Budget.of(hardware, engine))
-    weights, kv = together.fullest(np.full(len(depths), 2048.0), np.full(len(depths), 9.0))
+    weights, kv, other = together.fullest(np.full(len(depths), 2048.0), np.full(len(depths), 9.0))
     for index, pp in enumerate(depths.tolist()):
         alone = space_of(model, hardware, engine, 4, pp)
         assert together.capacity_tokens[index] == alone.capacity_tokens
-        assert (weights[index], kv[index]) == alone.fullest(2048.0, 9.0)
+        assert (weights[index], kv[index], other[index]) == alone.fullest(2048.0, 9.0)
 
 
 # --- KV -------------------------------------------------------------------------------------------------------------
@@ -160,7 +163,7 @@ def test_over_heads_every_chip_holds_a_part_and_over_the_batch_whole_requests() 
     heads, batch = (space_of(model, hardware, engine, 16, 1, structure) for structure in (HEADS, BATCH))
     assert float(batch.capacity_tokens / heads.capacity_tokens) == pytest.approx(2.0, rel=1e-4)
     # one request of 1,024 tokens more than sixteen needs a second one on some chip
-    weights, kv_of_16 = batch.fullest(1024.0, 16.0)
+    weights, kv_of_16, _ = batch.fullest(1024.0, 16.0)
     assert float(kv_of_16) == 1024 * 327680
     assert float(batch.fullest(1024.0, 17.0)[1]) == 2 * 1024 * 327680
     assert float(batch.fullest(1024.0, 1.0)[1]) == 1024 * 327680
@@ -245,12 +248,14 @@ def test_runtime_memory_follows_the_size_of_the_group(tp: int, inside: float, ou
     model, (hardware, engine) = load_model("llama3-70b"), load_machine("h100-sxm")
     space = space_of(model, hardware, engine, tp, 1)
     peak = activation_bytes(model, engine, Shard.of(model, tp))
-    assert float(space.other) == pytest.approx(peak + inside * GIB, rel=1e-12)
+    assert float(space.other[0]) == pytest.approx(peak + inside * GIB, rel=1e-12)
     assert float(space.outside) == pytest.approx(outside * GIB, rel=1e-12)
     # between measured sizes: a straight line
     if tp == 1:
         between = space_of(model, hardware, engine, 6, 1)
-        assert float(between.other - activation_bytes(model, engine, Shard.of(model, 6))) == pytest.approx(2.175 * GIB)
+        assert float(between.other[0] - activation_bytes(model, engine, Shard.of(model, 6))) == pytest.approx(
+            2.175 * GIB
+        )
 
 
 def test_weights_that_leave_no_room_hold_no_request() -> None:

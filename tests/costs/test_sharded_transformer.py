@@ -714,7 +714,8 @@ def test_the_lecture_divides_the_embedding_though_it_sums_nothing() -> None:
 def room_of(model: Model, tp: int, pp: int, structure: Structure) -> Room:
     shard = Shard.of(model, tp, IDEAL.vocabulary_multiple)
     budget = Budget.of(load_hardware("h100-lecture"), IDEAL)
-    return room(model, IDEAL, shard, Stages.of(model, pp), FORMATS, structure, budget)
+    keeps_all = IDEAL._replace(memory=IDEAL.memory._replace(window_layers="full"))  # the devices drop no token
+    return room(model, keeps_all, shard, Stages.of(model, pp), FORMATS, structure, budget)
 
 
 @every_split
@@ -725,7 +726,7 @@ def test_every_device_holds_the_counted_kv(name: str, tp: int, pp: int, structur
         per_token = float(space.kv_token[2 if stage else 0])
         assert device.kv_bytes == exactly(per_token * BATCH * tokens / space.holders)
         assert len(device.cache) == len(sharded.layers[stage])
-    weights, kv = space.fullest(tokens, BATCH)
+    weights, kv, _ = space.fullest(tokens, BATCH)
     fullest = max((device.weight_bytes + device.kv_bytes, device.kv_bytes) for _, device in by_stage(sharded))
     assert (float(weights + kv), float(kv)) == exactly(fullest)
 
@@ -787,7 +788,7 @@ def test_requests_that_do_not_divide_fill_the_fullest_rank(requests: int, struct
         done = [work[counted.name] for work in log.work.values()]
         assert max(work["flops"] for work in done) == exactly(model.layers * counted.flops)
         assert max(work["kv_bytes"] for work in done) == exactly(model.layers * counted.kv_bytes)
-    _, kv = room_of(model, tp, 1, structure).fullest(PROMPT + 1, requests)
+    _, kv, _ = room_of(model, tp, 1, structure).fullest(PROMPT + 1, requests)
     assert max(device.kv_bytes for _, device in by_stage(run.sharded)) == float(kv)
 
 

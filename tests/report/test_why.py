@@ -51,7 +51,7 @@ def test_the_parts_of_a_goal_add_up_to_what_is_ranked_by(options: dict[str, Any]
             "ttft": row["ttft_ms"],
             "tpot": row["tpot_ms"],
             "throughput": row["gpus"] / row["tokens_per_s"] * 1e3,
-            "cost": row["gpu_s_per_token"] * 1e3,
+            "cost": row["usd_per_mtok"],
         }[objective]
         parts = why.parts_of(found, index)
         assert set(parts) == set(BOUNDS)
@@ -104,7 +104,7 @@ def test_the_caption_says_workload_limits_counts_and_reason() -> None:
     first, second, third, *_ = why.caption(found)
     assert first.startswith("llama3-70b (fp8 weights, bf16 KV) on 16 x h100-sxm, engine vllm")
     assert first.endswith("; 3000 tokens in, 77 out, concurrency 12, static batching; for tpot.")
-    assert second.startswith(f"{found.plans} plans looked at, {len(found.refused)} refused")
+    assert second.startswith(f"{len(found.results) + len(found.refused)} plans: ")
     assert second.endswith("limits: 71.3 of 79.2 GiB per chip, ttft <= 5000 ms, latency <= 20000 ms.")
     assert third == why.winner(found)
 
@@ -113,14 +113,83 @@ def test_a_search_over_loads_is_called_one() -> None:
     found = ranking(objective="throughput")
     first, second, *_ = why.caption(found)
     assert "concurrency searched" in first
-    assert str(found.points) in second
+    assert f" plans (priced at {found.points} loads in all): " in second
     assert found.points > found.plans
+
+
+COUNTS = (
+    r"(\d+) plans?(?: \(.*\))?: (\d+) (?:ranked|compared)(?:, (\d+) refused \((.*); --rejected says why\))?; limits"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        ({"gpus": 1, "model": "llama3-8b"}, []),
+        ({"gpus": 8}, ["rule", "memory"]),
+        ({"gpus": 16, "model": "llama3.1-405b"}, ["rule", "memory"]),
+        ({"gpus": 16, "limits": Limits(tpot=0.012)}, ["rule", "memory", "limits on time"]),
+        ({"gpus": 8, "objective": "throughput", "limits": Limits(tpot=0.03)}, ["rule", "memory", "limits on time"]),
+        ({"gpus": 8, "pareto": True}, ["rule", "memory"]),
+    ],
+)
+def test_every_plan_is_counted_once(options: dict[str, Any], kinds: list[str]) -> None:
+    found = ranking(**options)
+    match = re.match(COUNTS, why.caption(found)[1])
+    assert match
+    every, left, refused = (int(count or 0) for count in match.groups()[:3])
+    assert every == left + refused
+    assert refused == len(found.refused)
+    by_kind = dict(reversed(part.split(" by ")) for part in (match[4] or "").split(", ") if part)
+    assert list(by_kind) == kinds
+    assert sum(map(int, by_kind.values())) == refused
+    if not found.request.pareto:
+        assert left == len(found.results)
+
+
+@pytest.mark.parametrize(
+    ("price", "reached", "unit"),
+    [(2.0, r"\$\S+ per million tokens", r"\$/Mtok"), (None, ".* chip-s a token", "chip-ms a token")],
+)
+def test_cost_is_explained_in_dollars_where_there_is_a_price(price: float | None, reached: str, unit: str) -> None:
+    found = ranking(hardware="h100-lecture", objective="cost", usd_per_chip_hour=price)
+    assert re.search(rf"comes first: {reached}, .* \(\S+ against \S+ {unit}\)\.$", why.winner(found))
 
 
 def test_pareto_has_no_winner() -> None:
     text = " ".join(why.caption(ranking(pareto=True)))
     assert "Pareto: no other plan has both a lower TPOT and more tokens/s per chip." in text
     assert "comes first" not in text
+
+
+def test_pareto_is_its_own_goal_searches_loads_and_has_no_ties() -> None:
+    found = ranking("llama3-8b", gpus=1, pareto=True)
+    text = " ".join(why.caption(found))
+    assert "concurrency searched, continuous batching; for the Pareto frontier." in text
+    assert "a tie" not in text
+    assert {row["tie"] for row in found.results.rows()} == {None}
+
+
+TTFT_LIMITS = "TTFT leaves out waiting in a queue and is not calibrated under load."
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"objective": "ttft", "workload": Workload(concurrency=8)}, True),
+        ({"workload": Workload(concurrency=8), "limits": Limits(ttft=5.0)}, True),
+        ({"objective": "throughput", "limits": Limits(ttft=5.0)}, True),
+        ({"objective": "ttft"}, False),
+        ({"workload": Workload(concurrency=8)}, False),
+    ],
+)
+def test_what_ttft_leaves_out_is_said_where_it_decides_under_load(options: dict[str, Any], said: bool) -> None:
+    assert (TTFT_LIMITS in " ".join(why.caption(ranking(**options)))) == said
+
+
+def test_the_error_of_latency_is_not_claimed_for_ttft() -> None:
+    assert "a tie (error assumed until measured)" in " ".join(why.caption(ranking()))
+    assert "a tie (its error is not known)" in " ".join(why.caption(ranking(objective="ttft")))
 
 
 def test_a_torus_is_named_by_its_slice() -> None:
@@ -155,6 +224,13 @@ def test_constants_that_nobody_measured_are_named_where_they_count() -> None:
     assert "collectives over infiniband" in said(gpus=16)
     assert "attention decode" in said(model="llama3-8b", hardware="tpu-v5e", gpus=4)
     assert "Assumed, not measured" not in said(hardware="h100-lecture")
+    assert "memory that the engine keeps" in said(engine="sglang")
+    assert "host time, memory that the engine keeps" in said(engine="ideal")  # a host that takes no time is assumed too
+
+
+def test_an_engine_without_host_time_gives_bounds() -> None:
+    assert "Engine ideal has no host time: the figures are bounds" in " ".join(why.caption(ranking(engine="ideal")))
+    assert "bounds" not in " ".join(why.caption(ranking()))
 
 
 def test_facts_of_a_model_that_are_unverified_are_pointed_out() -> None:

@@ -164,12 +164,45 @@ def test_extends_merges_mappings_and_replaces_everything_else(tmp_path: Path) ->
         notes=["a note"],
     )
     base, mine = load_hardware("h100-sxm"), load_hardware(path)
-    assert mine.chip == base.chip._replace(memory_gib=50.0, compute_tflops={**base.chip.compute_tflops, "bf16": 500.0})
+    kept = {key: base.chip.sources[key] for key in base.chip.sources.keys() - {"memory_gib", "compute_tflops"}}
+    assert mine.chip == base.chip._replace(
+        memory_gib=50.0, compute_tflops={**base.chip.compute_tflops, "bf16": 500.0}, sources=kept
+    )
     assert [(level.chips, level.nics_per_node) for level in mine.network] == [(4, None), (None, None)]
     assert mine.notes == ("a note",)
     assert (mine.kernels, mine.collectives, mine.price, mine.engine) == (
         base.kernels, base.collectives, base.price, base.engine,
     )  # fmt: skip
+
+
+def test_a_file_that_extends_another_has_a_name_of_its_own(tmp_path: Path) -> None:
+    path = put(tmp_path / "faster.yaml", extends="h100", chip={"memory_bandwidth_gb_per_s": 8000})
+    faster = load_hardware(path)
+    assert (faster.name, faster.aliases) == ("faster", ())
+    assert load_model(put(tmp_path / "deeper.yaml", extends="llama3-8b", layers=40)).name == "deeper"
+    assert load_engine(put(tmp_path / "slower.yaml", extends="vllm", host={"step_us": 900})).name == "slower"
+    assert load_engine(put(tmp_path / "file.yaml", extends="vllm", name="given")).name == "given"
+    shown = run("show", path).out
+    assert shown.startswith("name: faster\n")
+
+
+def test_a_source_goes_with_the_value_that_it_stood_for(tmp_path: Path) -> None:
+    base = load_hardware("h100").chip.sources
+    replaced = put(tmp_path / "a.yaml", extends="h100", chip={"memory_bandwidth_gb_per_s": 8000})
+    rest = {key: source for key, source in base.items() if key != "memory_bandwidth_gb_per_s"}
+    assert load_hardware(replaced).chip.sources == rest
+    chip = {"memory_bandwidth_gb_per_s": 8000, "sources": {"memory_bandwidth_gb_per_s": "my stopwatch"}}
+    sourced = put(tmp_path / "b.yaml", extends="h100", chip=chip)
+    assert load_hardware(sourced).chip.sources == {**rest, "memory_bandwidth_gb_per_s": "my stopwatch"}
+    assert load_hardware(put(tmp_path / "c.yaml", extends="h100", engine="sglang")).chip.sources == base
+
+
+@pytest.mark.parametrize("fraction", [1.01, 2])
+def test_an_engine_cannot_take_more_than_all_of_the_memory(fraction: float, tmp_path: Path) -> None:
+    path = put(tmp_path / "greedy.yaml", extends="vllm", memory={"fraction": fraction})
+    with pytest.raises(SpecError, match=rf"memory\.fraction: found {fraction}, expected at most 1 \(in a share"):
+        load_engine(path)
+    assert load_engine(put(tmp_path / "all.yaml", extends="vllm", memory={"fraction": 1})).memory.fraction == 1
 
 
 def test_rows_of_collectives_replace_their_like_and_join_the_rest(tmp_path: Path) -> None:
@@ -256,9 +289,9 @@ def test_an_engine_lays_its_constants_over_the_hardware_it_names() -> None:
     plain, (under, engine) = load_hardware("h100"), load_machine("h100", "vllm")
     added = {row["kernel"] for row in engine.chips["h100-sxm"]["collectives"]}
     assert added
-    assert not added & {row.kernel for row in plain.collectives}
     assert added <= {row.kernel for row in under.collectives}
-    assert load_machine("h100", "ideal")[0] == plain
+    assert len(under.collectives) == len(plain.collectives)  # its rows take the place of the file's own
+    assert under.collectives != plain.collectives == load_machine("h100", "ideal")[0].collectives
     assert load_hardware("h100") == plain  # and leaves the file itself as it was
 
 
@@ -280,6 +313,15 @@ def test_hardware_that_extends_a_named_one_keeps_what_the_engine_measured_there(
     assert mine.collectives == load_machine("h100", "vllm")[0].collectives
     assert mine.chip.memory_gib == 50
     assert engine.name == "vllm"
+
+
+def test_a_file_named_like_the_one_it_extends_has_the_last_word(tmp_path: Path) -> None:
+    kernels = {"gemm": {"bf16": {"fixed_us": 77}}}
+    under = {"kernels": {"gemm": {"bf16": {"fixed_us": 55}}}}
+    engine = put(tmp_path / "engine.yaml", extends="vllm", chips={"h100-sxm": under})
+    path = put(tmp_path / "h100-sxm.yaml", extends="h100", kernels=kernels)
+    assert load_machine("h100", engine)[0].kernels["gemm"]["bf16"].fixed_us == 55
+    assert load_machine(path, engine)[0].kernels["gemm"]["bf16"].fixed_us == 77
 
 
 def test_an_override_of_a_users_engine_counts(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""`plan memory`: what each chip holds, and what still fits. No times: every kind of model has a memory."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Annotated
+
+import typer
+
+from planner.command import options as opt
+from planner.costs.memory import Budget
+from planner.errors import NoPlanError
+from planner.plans.plan import Plan
+from planner.report import memory as report
+from planner.report import tabular
+from planner.specs.catalog import load_machine, load_model
+from planner.startup import Start
+from planner.units import parse_bytes
+
+Context = Annotated[
+    int | None,
+    typer.Option("--context", min=1, help="Tokens of a request, prompt and answer; default: the model's longest."),
+]
+Held = Annotated[int, typer.Option("--concurrency", min=1, help="Requests of that length on a replica at once.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(run)
+
+
+def run(
+    model: opt.Model,
+    hardware: opt.Hardware = "h100",
+    engine: opt.Engine = None,
+    tp: opt.Tp = None,
+    pp: opt.Pp = None,
+    attention: opt.Attention = None,
+    context: Context = None,
+    concurrency: Held = 1,
+    weights: opt.Weights = None,
+    kv_cache: opt.KvCache = None,
+    memory_limit: opt.MemoryLimit = None,
+    memory_fraction: opt.MemoryFraction = None,
+    csv: opt.Csv = None,
+    json: opt.Json = None,
+    no_header: opt.NoHeader = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,
+) -> None:
+    """What each chip of a replica holds, what one more request or a longer one adds, and how much fits.
+
+    Several degrees (--tp 1,2,4,8) give a line for each.
+    """
+    opt.check_targets(csv, json)
+    shape = load_model(model)
+    machine, software = load_machine(hardware, engine)
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    budget = Budget.of(machine, software, limit, memory_fraction)
+    sharding = attention or "heads"
+    starts = [
+        Start.of(
+            shape, software, Plan(degree, depth, attention=sharding), budget,
+            weights=weights, kv_cache=kv_cache, context=context,
+        )
+        for degree, depth in product(opt.numbers(tp, "--tp") or (1,), opt.numbers(pp, "--pp") or (1,))
+    ]  # fmt: skip
+    found = [report.row(start, machine, concurrency) for start in starts]
+    header = list(found[0])
+    tabular.write(
+        [
+            (
+                csv,
+                lambda: tabular.csv_text(
+                    None if no_header else header, [[tabular.cell(row[name]) for name in header] for row in found]
+                ),
+            ),
+            (json, lambda: tabular.json_text(found)),
+        ]
+    )
+    if not opt.is_piped(csv, json) and not quiet:
+        if len(found) == 1:
+            report.print_one(starts[0], found[0])
+        else:
+            report.print_several(found)
+    if all(row["error"] for row in found):
+        raise NoPlanError(f"{shape.name} does not start on {machine.name}: {found[0]['error']}")
