@@ -27,10 +27,16 @@ def why_none(request: Request, priced: Priced) -> str:
     if memory:
         closest = _closest(request)
         reason = next(refused.reason for refused in memory if refused.plan == closest)
-        return f"no plan for {where} fits in memory. Closest: {closest.label}: {reason}. {_roomier(request)}"
+        return f"no plan for {where} fits in memory. Closest: {_labelled(closest, reason)}. {_roomier(request)}"
     if priced.refused:
-        return f"no plan for {where} is valid. {priced.refused[0].plan.label}: {priced.refused[0].reason}"
+        first = priced.refused[0]
+        return f"no plan for {where} is valid. {_labelled(first.plan, first.reason)}"
     return f"no plan for {where} is left by the filters"
+
+
+def _labelled(plan: Plan, reason: str) -> str:
+    """A reason with its plan, which some reasons begin with already."""
+    return reason if reason.startswith(f"{plan.label} ") else f"{plan.label}: {reason}"
 
 
 def _times(request: Request, results: Results) -> str:

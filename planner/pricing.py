@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +15,9 @@ from planner.costs.serving import Fit, Rows, Setting, fit, formats_of, price
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.space import Refused, enumerate_plans
-from planner.request import SEARCHED, Request, check
+from planner.request import SEARCHED, TIMES, Limits, Request, check
 from planner.results import Results, results_of
-from planner.units import GIB
+from planner.units import GIB, MS
 
 Array = NDArray[np.float64]
 
@@ -137,19 +137,79 @@ def _alike(request: Request, setting: Setting, plans: list[Plan]) -> tuple[Resul
     concurrency = np.full(len(which), float(asked or 1))
     if asked is None:
         which, concurrency = _loads(which, first.max_concurrency[which])
+    results = _results(request, setting, plans, which, concurrency)
+    if asked is None and any(getattr(request.limits, name) is not None for name in TIMES):
+        kept = within(request.limits, {name: results[f"{name}_ms"] for name in TIMES})
+        which, most = _most_in_time(request, setting, plans, which, concurrency, kept)
+        if len(which):
+            results = Results.joined([results, _results(request, setting, plans, which, most)])
+    return results, refused
+
+
+def _results(
+    request: Request, setting: Setting, plans: list[Plan], which: NDArray[np.intp], concurrency: Array
+) -> Results:
     rows = _rows(request, plans, which, concurrency)
     fitted = fit(setting, rows, clip=False)
     gpus = np.full(rows.length, float(request.gpus))
-    priced = price(setting, rows, fitted)
-    return results_of(setting, plans, which, gpus, request.objective, rows, fitted, priced), refused
+    return results_of(setting, plans, which, gpus, request.objective, rows, fitted, price(setting, rows, fitted))
 
 
 def _loads(which: NDArray[np.intp], most: Array) -> tuple[NDArray[np.intp], Array]:
-    """Every plan at powers of two, the halves between them, and its exact capacity: (plans, concurrencies)."""
+    """Every plan at powers of two, the halves between them, and its exact capacity: (plans, concurrencies).
+
+    Rows of a plan stand together, loads ascending.
+    """
     top = int(np.ceil(np.log2(np.max(most)))) + 1
     steps = np.unique([step for power in range(top + 1) for step in (2.0**power, np.floor(1.5 * 2.0**power))])
     loads = [np.append(steps[steps < limit], limit) for limit in most]
     return np.repeat(which, [len(load) for load in loads]), np.concatenate(loads)
+
+
+def _most_in_time(
+    request: Request,
+    setting: Setting,
+    plans: list[Plan],
+    which: NDArray[np.intp],
+    concurrency: Array,
+    kept: NDArray[np.bool_],
+) -> tuple[NDArray[np.intp], Array]:
+    """The largest load between two of `_loads` that keeps the limits on time, of every plan that has one.
+
+    A limit on time is a capacity, as memory is one: with the grid's loads alone, plans would be ranked by how near to
+    their capacity one of these happens to lie. Times are taken to grow from the largest load of the grid that keeps
+    the limits to the next one; what is found keeps them in any case, and one request more does not.
+
+    Args:
+        request: has the limits.
+        setting: what all plans share.
+        plans: the distinct plans.
+        which: index of each row's plan in them; rows of a plan stand together, its loads ascending.
+        concurrency: each row's load.
+        kept: whether it keeps the limits.
+    """
+    keeping = np.flatnonzero(kept)
+    last = keeping[np.diff(which[keeping], append=-1) != 0]
+    last = last[np.diff(which, append=-1)[last] == 0]  # a load of the same plan follows, and breaks a limit
+    which, start, high = which[last], concurrency[last], concurrency[last + 1]
+    low = start
+    while np.any(high - low > 1):
+        middle = np.floor((low + high) / 2)
+        rows = _rows(request, plans, which, middle)
+        priced = price(setting, rows, fit(setting, rows, clip=False))
+        keeps = within(request.limits, {name: getattr(priced, name) / MS for name in TIMES})
+        low, high = np.where(keeps, middle, low), np.where(keeps, high, middle)
+    return which[low > start], low[low > start]
+
+
+def within(limits: Limits, times: Mapping[str, Array]) -> NDArray[np.bool_]:
+    """Whether rows keep the limits on time, given in ms by name; a time that answers do not have breaks none."""
+    kept = np.ones(len(times["latency"]), dtype=bool)
+    for name in TIMES:
+        limit = getattr(limits, name)
+        if limit is not None:
+            kept &= ~(times[name] > limit / MS)
+    return kept
 
 
 def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[str | None]:

@@ -12,7 +12,7 @@ from planner.errors import NoPlanError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.space import Refused
-from planner.pricing import price_all
+from planner.pricing import price_all, within
 from planner.request import TIMES, Limits, Request
 from planner.results import Results
 from planner.units import MS
@@ -66,11 +66,8 @@ def rank(request: Request) -> Ranking:
 
 def _within(results: Results, limits: Limits) -> tuple[Results, list[Refused]]:
     """Rows that keep the limits on time; plans of which no row does, with how close they come."""
-    keeps = np.ones(len(results), dtype=bool)
+    keeps = within(limits, {name: results[f"{name}_ms"] for name in TIMES})
     wanted = {f"{name}_ms": getattr(limits, name) for name in TIMES}
-    for column, limit in wanted.items():
-        if limit is not None:
-            keeps &= ~(results[column] > limit / MS)
     refused = []
     labels = results["plan"]
     for label in dict.fromkeys(labels):

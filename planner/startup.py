@@ -29,6 +29,7 @@ class Start(NamedTuple):
     room: Room
     context: int
     """Tokens of the longest request."""
+    draft: bool = False
 
     @classmethod
     def of(
@@ -41,21 +42,27 @@ class Start(NamedTuple):
         weights: str | None = None,
         kv_cache: str | None = None,
         context: int | None = None,
+        draft: bool = False,
     ) -> Start:
         """The memory of a plan; `context` is the model's longest where none is given.
 
+        With `draft` the model's own prediction modules are loaded beside it.
+
         Raises:
-            InputError: a dtype that there is not, or a context that the model has not.
+            InputError: a dtype that there is not, a context or prediction modules that the model has not.
         """
         stored = weight_dtype(weights or model.weights)
         cache = kv_dtype(kv_cache or engine.kv_cache.by_weights.get(stored.name, engine.kv_cache.default))
         if context is not None and not 1 <= context <= model.max_context:
             raise InputError(f"--context {context}: {model.name} has 1 to {model.max_context} tokens")
+        if draft and model.prediction is None:
+            raise InputError(f"--draft: {model.name} has no prediction layers")
         formats = Formats(stored, cache, "", "")
         shard = Shard.for_engine(model, engine, stored.name, plan.tp)
         structure = Structure(plan.attention, plan.prefill_attention)
-        space = room(model, engine, shard, Stages.of(model, plan.pp), formats, structure, budget)
-        return cls(model, engine, plan, formats, budget, space, context or model.max_context)
+        modules = model.prediction.modules if draft and model.prediction else 0
+        space = room(model, engine, shard, Stages.of(model, plan.pp), formats, structure, budget, modules)
+        return cls(model, engine, plan, formats, budget, space, context or model.max_context, draft)
 
     @property
     def fullest(self) -> int:
@@ -81,7 +88,7 @@ class Start(NamedTuple):
         memory = self.engine.memory._replace(window_layers="capped")
         engine = self.engine._replace(memory=memory)
         least = Start.of(self.model, engine, self.plan, self.budget, weights=self.formats.weights.name,
-                         kv_cache=self.formats.kv.name, context=self.context)  # fmt: skip
+                         kv_cache=self.formats.kv.name, context=self.context, draft=self.draft)  # fmt: skip
         return least.request_bytes[self.fullest]
 
     @property

@@ -7,6 +7,8 @@ import re
 import pytest
 from helpers import run
 
+from planner import Plan, advice
+
 MODEL = ("--model", "llama3-70b", "--gpus", "8")
 ADVISED = re.compile(r"(--memory-(?:limit|fraction)) ([0-9.]+)(GiB|)")
 
@@ -57,3 +59,18 @@ def test_no_limit_on_memory_is_advised_where_none_was_asked_for_or_none_would_do
         done = run(*words)
         assert done.status == 3
         assert "--memory" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [("TP8xDP3", "TP8xDP3 takes 24 chips, there are 16"), ("TP8", "some other reason"), ("TP8", "TP8xDP3 is another")],
+)
+def test_a_reason_that_names_its_plan_is_not_labelled_again(plan: str, reason: str) -> None:
+    said = advice._labelled(Plan.parse(plan), reason)
+    assert said == (reason if reason.startswith(f"{plan} ") else f"{plan}: {reason}")
+
+
+def test_too_many_chips_are_said_once() -> None:
+    done = run("--model", "llama3-8b", "--gpus", "16", "--tp", "8", "--dp", "3")
+    assert done.status != 0
+    assert done.err.count("TP8xDP3") == 1, done.err

@@ -100,9 +100,8 @@ def test_python_examples_run(place: str, code: str) -> None:
 
 def test_options_that_the_pages_name_exist() -> None:
     """Flags of `plan` in running text and shell blocks; other programs' flags stand in lines that name them."""
-    offered = set(
-        re.findall(r"--[a-z][\w-]*", run("--help").out + run("estimate", "--help").out + run("show", "--help").out)
-    )
+    helps = [run("--help").out, *(run(command, "--help").out for command in ("estimate", "show", "memory", "validate"))]
+    offered = set(re.findall(r"--[a-z][\w-]*", "".join(helps)))
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
             if re.search(r"\b(ruff|mypy|pip|pytest)\b", line):

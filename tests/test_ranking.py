@@ -19,12 +19,14 @@ from planner import (
     Request,
     Results,
     Workload,
+    estimate,
     load_machine,
     load_model,
     plan,
     rank,
 )
 from planner.estimating import estimate_points
+from planner.pricing import price_all
 from planner.ranking import PUBLISHED_ERROR, _order, metric
 from planner.request import OBJECTIVES
 from planner.results import COLUMNS
@@ -172,28 +174,114 @@ def test_loads_that_are_looked_at() -> None:
     assert loads_up_to(70) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 70]
 
 
+def keeping(results: Results, limits: Limits) -> Any:
+    """Which rows keep the limits on time."""
+    keeps = np.ones(len(results), dtype=bool)
+    for name in TIMES:
+        limit = getattr(limits, name)
+        keeps &= results[f"{name}_ms"] <= (np.inf if limit is None else limit / MS)
+    return keeps
+
+
+def priced_loads(asked: Request) -> dict[str, list[int]]:
+    """The loads at which every plan is priced, ascending."""
+    results = price_all(asked).results
+    assert results is not None
+    loads: dict[str, list[int]] = {}
+    for label, load in zip(results["plan"], results["concurrency"], strict=True):
+        loads.setdefault(label, []).append(int(load))
+    return {label: sorted(own) for label, own in loads.items()}
+
+
 @pytest.mark.parametrize("objective", ["throughput", "cost"])
 @pytest.mark.parametrize("limits", [Limits(), Limits(tpot=40 * MS), Limits(ttft=90 * MS, latency=9.0)])
 def test_the_load_of_every_plan_is_the_best_that_keeps_the_limits(objective: Any, limits: Limits) -> None:
-    ranking = rank(request(objective=objective, limits=limits))
+    """Of the loads of the grid, of the one that the limits add, and of one request more than that."""
+    asked = request(objective=objective, limits=limits)
+    ranking, looked_at = rank(asked), priced_loads(asked)
     rows = by_plan(ranking.results)
     most = {row["plan"]: row["max_concurrency"] for row in rank(request()).results.rows()}
-    assert ranking.points == sum(len(loads_up_to(room)) for room in most.values())
+    assert ranking.points == sum(map(len, looked_at.values()))
     assert ranking.points > ranking.plans > len(most) * 0.9
     for label, room in most.items():
-        loads = loads_up_to(room)
+        more = set(looked_at[label]) - set(loads_up_to(room))
+        assert len(more) <= (limits != Limits())
+        loads = sorted({*loads_up_to(room), *more, *(load + 1 for load in more)})
         points = {"model": ["llama3-70b"], "plan": [label], "gpus": [16], "concurrency": loads}
         results = estimate_points(points, len(loads))
-        keeps = np.ones(len(loads), dtype=bool)
-        for name in TIMES:
-            limit = getattr(limits, name)
-            keeps &= results[f"{name}_ms"] <= (np.inf if limit is None else limit / MS)
+        keeps = keeping(results, limits)
         if not keeps.any():
             assert label not in rows
             continue
         best = np.max(results["tokens_per_s"][keeps])
         assert rows[label]["tokens_per_s"] == pytest.approx(best, rel=1e-12)
         assert rows[label]["concurrency"] in loads
+
+
+def test_a_plan_is_ranked_at_the_most_requests_that_keep_a_limit() -> None:
+    """TP8xPP2 answers 61 requests within 5 s, where powers of two and their halves stop at 48."""
+    rows = by_plan(rank(request(objective="throughput", limits=Limits(latency=5.0))).results)
+    for label, most in {"TP8xPP2": 61, "TP8xDP2": 76}.items():
+        assert rows[label]["concurrency"] == most
+        these, more = (estimate("llama3-70b", plan=label, gpus=16, concurrency=load) for load in (most, most + 1))
+        assert these["latency_ms"] <= 5000 < more["latency_ms"]
+        assert rows[label]["latency_ms"] == pytest.approx(these["latency_ms"], rel=1e-12)
+        assert rows[label]["tokens_per_s"] == pytest.approx(these["tokens_per_s"], rel=1e-12)
+
+
+@pytest.mark.parametrize("limits", [{"ttft": 1.0}, {"tpot": 1.0}, {"latency": 1.0}, {"ttft": 1.5, "tpot": 1.2}])
+@pytest.mark.parametrize(
+    ("model", "gpus", "hardware", "options"),
+    [
+        ("llama3-70b", 16, "h100-sxm", {"objective": "throughput"}),
+        ("llama3-70b", 12, "h100-sxm", {"objective": "throughput", "work": {"schedule": "static"}}),
+        ("llama3-8b", 8, "h100-lecture", {"objective": "cost", "work": {"schedule": "static", "isl": 300}}),
+        ("llama3-8b", 8, "tpu-v5e", {"pareto": True, "work": {"arrivals": "waves"}}),
+    ],
+)
+def test_one_request_more_than_the_most_breaks_a_limit_or_does_not_fit(
+    model: str, gpus: int, hardware: str, options: dict[str, Any], limits: dict[str, float]
+) -> None:
+    """Limits are medians over every plan and load without them, times a factor."""
+    free = price_all(request(model, gpus, hardware, **options)).results
+    assert free is not None
+    times = {name: float(np.median(free[f"{name}_ms"])) * factor for name, factor in limits.items()}
+    asked = request(model, gpus, hardware, limits=Limits(**{name: ms * MS for name, ms in times.items()}), **options)
+    results = price_all(asked).results
+    assert results is not None
+    kept = results.take(np.flatnonzero(keeping(results, asked.limits)))
+    most: dict[str, int] = {}
+    for row in kept.rows():
+        most[row["plan"]] = max(most.get(row["plan"], 0), row["concurrency"])
+    rooms = {row["plan"]: row["max_concurrency"] for row in kept.rows()}
+    short = [label for label, load in most.items() if load < rooms[label]]
+    assert short, "no limit bites"
+    points: dict[str, list[Any]] = {"model": [model], "hardware": [hardware], "gpus": [gpus], "plan": short}
+    points |= {name: [value] for name, value in options.get("work", {}).items()}
+    beyond = estimate_points({**points, "concurrency": [most[label] + 1 for label in short]}, len(short))
+    assert not keeping(beyond, asked.limits).any()
+    assert any(most[label] not in loads_up_to(rooms[label]) for label in short)
+    assert len(set(zip(results["plan"], results["concurrency"], strict=True))) == len(results), "priced twice"
+
+
+@pytest.mark.parametrize("options", [{"objective": "throughput"}, {"objective": "cost"}, {"pareto": True}])
+def test_limits_only_add_a_load_and_without_them_there_is_none(options: dict[str, Any]) -> None:
+    rooms = {row["plan"]: row["max_concurrency"] for row in rank(request()).results.rows()}
+    free = priced_loads(request(**options))
+    assert free == {label: loads_up_to(room) for label, room in rooms.items()}
+    assert priced_loads(request(**options, limits=Limits(memory_fraction=0.9))) == free, "memory is no time"
+    for limit in (0.001, 5.0, 1e6):  # nobody keeps it, some do, everybody does
+        within = priced_loads(request(**options, limits=Limits(latency=limit)))
+        added = {label: set(loads) - set(free[label]) for label, loads in within.items()}
+        assert all(len(within[label]) == len(free[label]) + len(more) for label, more in added.items())
+        assert max(map(len, added.values())) == (limit == 5.0)
+
+
+def test_a_load_that_is_given_is_the_only_one_whatever_the_limits() -> None:
+    asked = request(objective="throughput", work={"concurrency": 40}, limits=Limits(latency=5.0))
+    assert set(map(tuple, priced_loads(asked).values())) == {(40,)}
+    asked = request(objective="latency", limits=Limits(latency=5.0))
+    assert set(map(tuple, priced_loads(asked).values())) == {(1,)}
 
 
 def test_the_exact_capacity_is_among_the_loads() -> None:
@@ -278,8 +366,13 @@ def test_the_frontier_keeps_the_limits() -> None:
     free = rank(request("llama3-8b", 8, pareto=True)).results
     limit = float(np.median(free["tpot_ms"].astype(float)))
     within = rank(request("llama3-8b", 8, pareto=True, limits=Limits(tpot=limit * MS))).results
-    expected = [row["tpot_ms"] for row in free.rows() if row["tpot_ms"] <= limit]
-    assert [row["tpot_ms"] for row in within.rows()] == expected
+    assert np.all(within["tpot_ms"] <= limit)
+    between = ~np.isin(within["concurrency"], loads_up_to(2**20)) & (within["concurrency"] < within["max_concurrency"])
+    assert between.any(), "the most requests that keep the limit are no power of two"
+    kept = free["tpot_ms"] <= limit
+    for tpot, rate in zip(free["tpot_ms"][kept], free["tokens_per_s_per_gpu"][kept], strict=True):
+        as_good = (within["tpot_ms"] <= tpot) & (within["tokens_per_s_per_gpu"] >= rate)
+        assert as_good.any(), "a row that keeps the limit is lost"
 
 
 # --- refused plans --------------------------------------------------------------------------------------------------

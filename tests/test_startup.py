@@ -221,6 +221,20 @@ def test_a_state_does_not_grow_with_the_context() -> None:
     assert near.request_bytes[0] == pytest.approx(1024 * full * 2 * 128 * 2 + states, rel=1e-12)
 
 
+@pytest.mark.parametrize("pp", [1, 2])
+def test_prediction_layers_stand_on_the_last_stage(pp: int) -> None:
+    """DeepSeek-V3's module: 11.5 B parameters of a layer, a projection on every rank, and KV of one layer more."""
+    plain, drafting = start("deepseek-v3", 8, pp), start("deepseek-v3", 8, pp, draft=True)
+    last = 2 if pp > 1 else 0
+    more = float(drafting.room.weights[last] - plain.room.weights[last]) / GIB
+    assert more == pytest.approx((11.5e9 / 8 + 2 * 7168**2 * 2) / GIB, rel=0.02)
+    assert float(drafting.room.kv_token[last] - plain.room.kv_token[last]) == 576 * 2
+    if pp > 1:
+        assert drafting.room.weights[0] == plain.room.weights[0]
+    with pytest.raises(InputError, match="llama3-8b has no prediction layers"):
+        start("llama3-8b", draft=True)
+
+
 # --- quantised groups and experts -------------------------------------------------------------------------------------
 
 
@@ -238,6 +252,14 @@ def test_groups_must_divide_a_ranks_share(model: str, tp: int, weights: str, wid
     assert f"leaves a rank {width}, no multiple of int4's 128" in str(start(model, tp, weights=weights).refusal())
     whole = start(model, tp, hardware="b200-sxm", weights="bf16", context=64).refusal()
     assert whole is None or "multiple" not in whole
+
+
+def test_blocks_that_share_a_scale_are_not_cut() -> None:
+    """A block scale per 128 x 128: MiniMax's experts of 1,536 do not divide by 8; DeepSeek's of 2,048 do, by 16 too."""
+    assert "leaves a rank 192 of the expert's 1536, no multiple of fp8's 128" in str(start("minimax-m2.5", 8).refusal())
+    assert start("deepseek-v3", 16, context=4096).refusal() is None
+    assert "576 of the FFN's 18432" in str(start("deepseek-v3", 32).refusal())
+    assert start("deepseek-v3", 32, weights="bf16", context=4096).refusal() is None
 
 
 def test_experts_divide_over_expert_parallel_ranks() -> None:

@@ -23,6 +23,8 @@ Context = Annotated[
 ]
 Held = Annotated[int, typer.Option("--concurrency", min=1, help="Requests of that length on a replica at once.")]
 
+Draft = Annotated[bool, typer.Option("--draft", help="Load the model's own prediction layers (MTP) too.")]
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -38,6 +40,7 @@ def run(
     attention: opt.Attention = None,
     context: Context = None,
     concurrency: Held = 1,
+    draft: Draft = False,
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     memory_limit: opt.MemoryLimit = None,
@@ -61,7 +64,7 @@ def run(
     starts = [
         Start.of(
             shape, software, Plan(degree, depth, attention=sharding), budget,
-            weights=weights, kv_cache=kv_cache, context=context,
+            weights=weights, kv_cache=kv_cache, context=context, draft=draft,
         )
         for degree, depth in product(opt.numbers(tp, "--tp") or (1,), opt.numbers(pp, "--pp") or (1,))
     ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from planner.command.listing import register_list
+from planner.command.listing import Shown, register_list
 from planner.report import listing
 
 
@@ -14,5 +14,13 @@ def register(app: typer.Typer) -> None:
         app,
         listing.models,
         "List the models in the catalogue.",
-        frozenset(("active_parameters", "hidden", "weights", "aliases")),
+        (
+            Shown("name"),
+            Shown("parameters"),
+            Shown("kv_bytes_per_token", 8),
+            Shown("layers", 6),
+            Shown("heads", 4),
+            Shown("kv_heads", 5),
+            Shown("max_context", 7),
+        ),
     )

@@ -13,7 +13,12 @@ from planner.report import tabular
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", metavar="NAME|HF-ID|FILE", help="Model: a name, a Hugging Face id or a YAML file."),
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME|HF-ID|FILE",
+        help="Model: a name, a Hugging Face id, a YAML file or a Hugging Face config.json.",
+    ),
 ]
 Hardware = Annotated[
     str, typer.Option("--hardware", "-H", metavar="NAME|FILE", help="Hardware: a name or a YAML file.")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.costs.layers import Formats, Structure
-from planner.costs.weights import Num, Shard, Stages, Trio, stage_layers, stage_weight_bytes
+from planner.costs.weights import Num, Shard, Stages, Trio, prediction_elements, stage_layers, stage_weight_bytes
 from planner.errors import InputError
 from planner.specs.dtypes import ACTIVATION_BYTES
 from planner.specs.engine import Engine
@@ -150,20 +150,32 @@ def _ratio(free: Num, each: Num) -> Num:
 
 
 def room(
-    model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, structure: Structure, budget: Budget
+    model: Model,
+    engine: Engine,
+    shard: Shard,
+    stages: Stages,
+    formats: Formats,
+    structure: Structure,
+    budget: Budget,
+    modules: int = 0,
 ) -> Room:
-    """Weights, runtime and KV room of a replica's chips."""
+    """Weights, runtime and KV room of a replica's chips, with so many of the model's prediction modules."""
     tables = table_bytes(model, engine, shard, stages)
+    drafts: Num = 0.0
+    if modules:
+        drafts = modules * prediction_elements(model, shard).bytes(model, formats.weights)
     first, middle, last = (
-        held + more
-        for held, more in zip(stage_weight_bytes(model, shard, stages, formats.weights), tables, strict=True)
+        held + table + draft
+        for held, table, draft in zip(
+            stage_weight_bytes(model, shard, stages, formats.weights), tables, _at_end(stages, drafts), strict=True
+        )
     )
     by_heads = structure.attention == "heads"
     window, extra = kept_window(model, engine)
     return Room(
         weights=(first, middle, last),
         tables=tables,
-        pages=_pages(model, engine, shard, stages, formats, by_heads),
+        pages=_pages(model, engine, shard, stages, formats, by_heads, modules),
         other=_other(model, engine, shard, stages, formats),
         runtime=_by_ranks(engine.memory.inside_gib, shard.tp),
         outside=_by_ranks(engine.memory.outside_gib, shard.tp),
@@ -176,7 +188,7 @@ def room(
 
 
 def _pages(
-    model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, by_heads: bool
+    model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, by_heads: bool, modules: int
 ) -> tuple[Pages, Pages, Pages]:
     """KV of the stages: 2 max(1, KV/tp) dh bytes a layer over heads; the latent vector of MLA whole on every rank.
 
@@ -193,12 +205,19 @@ def _pages(
     for kind, layers in stage_layers(model, stages):
         counts[kind.attention] = [held + more for held, more in zip(counts[kind.attention], layers, strict=True)]
     pages = []
+    counts["full"] = [held + more for held, more in zip(counts["full"], _at_end(stages, modules), strict=True)]
     grouped = attention.window is not None and engine.memory.window_layers == "grouped"
     each = elements * formats.kv.bytes
     for whole, near, linear in zip(*counts.values(), strict=True):
         full, window = _grouped(whole, near) if grouped else (whole, near)
         pages.append(Pages(full * each, window * each, linear * state / (shard.tp if by_heads else 1.0)))
     return pages[0], pages[1], pages[2]
+
+
+def _at_end(stages: Stages, value: Num) -> Trio:
+    """A value on the last stage, which may be the first."""
+    alone = stages.pp == 1
+    return np.where(alone, value, 0.0), 0.0, np.where(alone, 0.0, value)
 
 
 def _grouped(full: Num, window: Num) -> tuple[Num, Num]:

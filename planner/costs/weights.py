@@ -244,11 +244,14 @@ def prediction_parameters(model: Model) -> int:
     """Parameters of the multi-token prediction modules: a layer, its joining projection and three norms each."""
     if model.prediction is None:
         return 0
-    whole, d = Shard.of(model, 1), model.hidden
-    kind = LayerKind("full", model.experts is not None)
-    module = layer_elements(model, whole, kind).total + 2 * d * d + 3 * d
-    ends = 2 * model.vocab * d if model.prediction.own_ends else 0
-    return int(model.prediction.modules * (module + ends))
+    ends = 2 * model.vocab * model.hidden if model.prediction.own_ends else 0
+    return int(model.prediction.modules * (prediction_elements(model, Shard.of(model, 1)).total + ends))
+
+
+def prediction_elements(model: Model, shard: Shard) -> Elements:
+    """Elements of one prediction module on a rank; engines share its embedding and head with the model."""
+    d, kind = model.hidden, LayerKind("full", model.experts is not None)
+    return layer_elements(model, shard, kind).plus(Elements(plain=2 * d * d + 3 * d))
 
 
 def _ends(model: Model, whole: Shard) -> Num:

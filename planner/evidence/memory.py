@@ -59,6 +59,11 @@ class Verdict(NamedTuple):
         words = _WORDS.get(self.reason, self.reason)
         return self.refusal is not None and any(word in self.refusal for word in words)
 
+    @property
+    def open_question(self) -> str:
+        """What keeps the case from being decided."""
+        return self.reason if self.reason in _OUTSIDE else "the chip's memory is not stated"
+
 
 _WORDS = {
     "weights": ("exceed the", "a request of"),  # either way there is no room beside them
@@ -70,7 +75,7 @@ _WORDS = {
     "experts": ("experts",),
     "chips": ("takes",),
 }
-_OUTSIDE = ("two servers on one node", "sampler after start-up", "attention over requests", "not stated")
+_OUTSIDE = ("two servers on one node", "sampler after start-up", "attention over requests", "no reason stated")
 """Reasons that neither the memory of one server nor the shape of a plan decides."""
 
 
@@ -198,7 +203,7 @@ def _needed(row: Row, start: Start) -> Pair:
 
 _CHECKS: dict[str, Callable[[Row, Start], Pair]] = {
     "weights per chip": _weights,
-    "KV tokens from the logged KV memory": _tokens,
+    "KV tokens from logged memory": _tokens,
     "KV memory end to end": _kv,
     "KV needed for the whole context": _needed,
 }

@@ -51,8 +51,9 @@ def _widths(model: Model) -> list[tuple[str, int]]:
 
 
 def _misaligned(model: Model, engine: Engine, tp: int, weights: str) -> str | None:
-    """Why the groups of a quantised format do not divide a rank's share of what row-parallel projections read."""
-    multiple = engine.shard_multiple.get(weights, 1)
+    """Why the groups or blocks of a quantised format do not divide a rank's share of what projections read."""
+    block = model.weight_block if weights == model.weights else 0
+    multiple = max(engine.shard_multiple.get(weights, 1), block)
     attention = model.attention
     dim = attention.latent.value_dim if attention.latent else attention.head_dim
     widths = _widths(model)

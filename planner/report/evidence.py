@@ -52,9 +52,9 @@ def print_memory(found: Sequence[Comparison], summaries: Sequence[Summary], verd
             print(f"wrong: {each.case} {each.what}: {each.refusal or 'starts'}")
     for each in verdicts:
         if not each.decidable:
-            print(f"not decided: {each.case} {each.what} ({each.reason})")
+            print(f"not decided: {each.case} {each.what} ({each.open_question})")
 
 
 def _worst(found: Sequence[Comparison], check: str) -> str:
     worst = max((each for each in found if each.check == check), key=lambda each: abs(each.error))
-    return f"{worst.case} {worst.what}" if worst.error else ""
+    return f"{worst.case} {worst.what.partition(',')[0].rpartition('/')[2]}" if worst.error else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,7 +87,7 @@ def print_one(start: Start, found: dict[str, Any]) -> None:
     show(lay_out(columns, rows, width()), ["bold underline"])
     print()
     for sentence in _sentences(start, found):
-        print(sentence)
+        print(textwrap.fill(sentence, width(), break_on_hyphens=False))
 
 
 def _bar(gib: float, chip: float) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from planner.plans.space import Refused
@@ -23,6 +24,8 @@ from planner.units import MS
 WIDTH = 100
 LEAST_SHARE = 0.001
 """Parts of a time below this share of it are left out."""
+LEAST_ROOM = 20
+"""Columns that a wrapped last column has at least, if it needs them; more where a word of it is longer."""
 GAP = "  "
 COLOURS = {"compute": "green", "memory": "cyan", "network": "magenta", "overhead": "yellow", "bubble": "red"}
 
@@ -158,16 +161,33 @@ def print_rejected(refused: Sequence[Refused]) -> None:
     print_rows(["refused", "by", "reason"], [[one.plan.label, one.limit, one.reason] for one in refused])
 
 
-def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> None:
-    """A plain table of texts; the last column is wrapped to the width."""
-    widths = [max([len(header[i]), *(len(row[i]) for row in rows)]) for i in range(len(header) - 1)]
-    indent = sum(widths) + len(GAP) * len(widths)
-    room = max(20, width() - indent)
+def print_rows(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: frozenset[str] = frozenset(),
+    keep: Mapping[str, int] | None = None,
+) -> None:
+    """A plain table of texts, those of `right` aligned there; a last column of text is wrapped to what room is left.
+
+    Columns of a low `keep` are left out first where the terminal is narrow, as in `lay_out`.
+    """
+    columns = [
+        Column(name, partial(_at, name=name), right=name in right, keep=(keep or {}).get(name, 9)) for name in header
+    ]
+    records = [dict(zip(header, row, strict=True)) for row in rows]
+    if header[-1] in right:
+        show(lay_out(columns, records, width()), ["bold underline"])
+        return
+    last = [header[-1], *(row[-1] for row in rows)]
+    least = max(min(LEAST_ROOM, max(map(len, last))), *(len(word) for text in last for word in text.split()))
+    starts = lay_out(columns[:-1], records, width() - len(GAP) - least)
+    indent = max(map(len, starts)) + len(GAP)
     lines = []
-    for row in [header, *rows]:
-        start = "".join(
-            (t.rjust(w) if h in right else t.ljust(w)) + GAP for t, w, h in zip(row, widths, header, strict=False)
-        )
-        wrapped = textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]
-        lines += [(start + wrapped[0]).rstrip(), *(" " * indent + more for more in wrapped[1:])]
+    for start, text in zip(starts, last, strict=True):
+        wrapped = textwrap.wrap(text, max(least, width() - indent), break_on_hyphens=False) or [""]
+        lines += [(start.ljust(indent) + wrapped[0]).rstrip(), *(" " * indent + more for more in wrapped[1:])]
     show(lines, ["bold underline"])
+
+
+def _at(row: Row, name: str) -> str:
+    return str(row[name])

@@ -63,15 +63,15 @@ def load_hardware(name: str | Path, engine: Engine | None = None) -> Hardware:
     if engine is None or not engine.chips:
         return _load(HARDWARE, str(name))
     path, shipped = _locate(HARDWARE, str(name))
-    raw, trust = _extended(HARDWARE, path, shipped, engine.chips)
+    source = next((str(file) for file, loaded in _SOURCES if loaded is engine), engine.name)
+    raw, trust = _extended(HARDWARE, path, shipped, engine.chips, Path(source).name)
     if any(engine is known for known in _TRUSTED):
         return _build(HARDWARE, raw, path, trust)
     try:
         return validated(Hardware, raw, path)
     except SpecError as error:  # the hardware file alone was sound, or this one is not the engine's fault
         _load(HARDWARE, str(name))
-        where = next((file for file, loaded in _SOURCES if loaded is engine), engine.name)
-        raise SpecError(where, f"chips.{raw.get('name')}.{error.key}", error.problem) from None
+        raise SpecError(source, f"chips.{raw.get('name')}.{error.key}", error.problem) from None
 
 
 def load_engine(name: str | Path) -> Engine:
@@ -168,11 +168,16 @@ def _locate(family: Family[Any], name: str) -> tuple[Path, bool]:
 
 
 def _extended(
-    family: Family[Any], path: Path, shipped: bool, overrides: Mapping[str, dict[str, Any]] | None = None
+    family: Family[Any],
+    path: Path,
+    shipped: bool,
+    overrides: Mapping[str, dict[str, Any]] | None = None,
+    source: str = "",
 ) -> tuple[dict[str, Any], bool]:
     """A file's keys laid over those of the file it extends; trusted only where both are shipped.
 
-    `overrides` (an engine's, by name) are laid on the file of that name, before a file that extends it.
+    `overrides` (an engine's, by name; `source` is its file) are laid on the file of that name, before a file that
+    extends it.
     """
     waiting = dict(overrides or {})
     chain: list[Path] = []
@@ -197,29 +202,43 @@ def _extended(
         layer = layers.pop()
         for own in ("aliases", "hf_ids", "published"):  # another model's names and count
             merged.pop(own, None)
-        merged = merge(merged, layer)
-        merged = merge(merged, waiting.pop(str(layer.get("name")), {}))
+        merged = merge(merged, layer, chain.pop().name)
+        merged = merge(merged, waiting.pop(str(layer.get("name")), {}), source)
     return merged, shipped
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], over: dict[str, Any], file: str = "") -> dict[str, Any]:
     """`over` laid on `base`: mappings are merged key by key, anything else is replaced.
 
     Rows of a hardware file's `collectives` replace their like (same kernel, op, level and algorithm) and are added to
-    the rest; an engine's are rules in an order, and replaced whole. A source goes with the value that it stood for.
+    the rest; an engine's are rules in an order, and replaced whole. A source goes with the value that it stood for:
+    where `over` changes constants and does not say where they are from, they are `file`'s.
     """
     result = dict(base)
     if isinstance(base.get("sources"), dict):
         result["sources"] = {key: source for key, source in base["sources"].items() if key not in over}
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(result.get(key), dict):
-            result[key] = merge(result[key], value)
+            result[key] = merge(result[key], value, file)
         elif key == "collectives" and _are_kernels(value) and _are_kernels(result.get(key)):
             rows = {tuple(row[part] for part in _KERNEL): row for row in [*result[key], *value]}
             result[key] = list(rows.values())
         else:
             result[key] = value
+    changed = {key for key in over if result[key] != base.get(key)}
+    if file and changed:
+        own = _own_source(base, changed, f"set in {file}")
+        result |= {key: value for key, value in own.items() if key not in over}
     return result
+
+
+def _own_source(base: dict[str, Any], changed: set[str], source: str) -> dict[str, Any]:
+    """What takes the place of the source of `base`, if it has one, when these keys of it are changed."""
+    if isinstance(base.get("provenance"), dict):
+        return {"provenance": {"status": "assumed", "source": source}}
+    if "usd_per_chip_hour" in base and "usd_per_chip_hour" in changed:
+        return {"offer": source, "date": "undated", "source": source}
+    return {}
 
 
 def _imported(raw: dict[str, Any], path: Path) -> dict[str, Any]:

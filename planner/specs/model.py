@@ -175,6 +175,9 @@ class Model(NamedTuple):
     quantised: Literal["linears", "ffn", "experts"] = "linears"
     """What a weight dtype below 16 bit applies to (all projections, those of dense FFNs and experts, or experts);
     the rest of the checkpoint stays in 16 bit."""
+    weight_block: CountOrZero = 0
+    """Side of the blocks that share a scale in the model's own `weights`: a rank's share of a width must be a
+    multiple of it; 0 = none."""
     published: Published | None = None
     unverified: tuple[str, ...] = ()
     """Facts of this file that no primary source was read for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,29 @@ def test_a_list_goes_to_a_file(command: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", LISTS)
 def test_a_list_is_at_most_100_columns_wide(command: str) -> None:
     assert max(map(len, run(command).out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", LISTS)
+@pytest.mark.parametrize("columns", [60, 72, 80, 100])
+def test_a_list_fits_the_terminal(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", run(command, terminal=True).out).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert lines[0].split()[0] == "name"
+
+
+def test_numbers_stand_at_the_right_wherever_their_column_is() -> None:
+    heading, *rows = run("models").out.splitlines()
+    assert {len(row) for row in rows} == {len(heading)}
+
+
+def test_the_hardware_table_has_the_names_that_can_be_given_and_the_engine() -> None:
+    heading, *rows = run("hardware").out.splitlines()
+    (h100,) = (row.split() for row in rows if row.startswith("h100-sxm "))
+    assert heading.split() == ["name", "TFLOP/s", "GiB", "GB/s", "link", "GB/s", "$/h", "engine", "aliases"]
+    assert h100 == ["h100-sxm", "989", "79.2", "3350", "nvlink", "450", "6.88", "vllm", "h100"]
+    shown = " ".join(rows).split()
+    assert {alias for row in objects("hardware") for alias in row["aliases"].split()} <= set(shown)
 
 
 def test_models_are_counted_and_not_quoted() -> None:
@@ -168,3 +192,8 @@ def test_show_agrees_with_what_is_loaded() -> None:
     assert model["attention"] == load_model("qwen3-8b").attention._asdict()
     assert machine["chip"]["memory_gib"] == load_hardware("mi300x").chip.memory_gib
     assert engine["host"]["step_us"] == load_engine("sglang").host.step_us
+
+
+def test_the_help_of_model_names_all_that_it_takes() -> None:
+    text = " ".join(re.sub(r"[│\s]+", " ", run("--help").out).split())
+    assert "a name, a Hugging Face id, a YAML file or a Hugging Face config.json" in text

@@ -38,7 +38,7 @@ def test_every_model_and_engine_of_a_case_can_be_read() -> None:
     ("check", "least_cases", "mean", "median", "worst"),
     [
         ("weights per chip", 45, 0.005, 0.001, 0.06),
-        ("KV tokens from the logged KV memory", 35, 0.01, 0.001, 0.17),
+        ("KV tokens from logged memory", 35, 0.01, 0.001, 0.17),
         ("KV memory end to end", 35, 0.01, 0.005, 0.06),
         ("KV needed for the whole context", 1, 0.0, 0.0, 0.0),
     ],
@@ -67,7 +67,7 @@ def test_what_is_not_decided_is_little_and_has_a_reason() -> None:
     for row in ROWS:
         if row["case"] in undecided:
             assert not row["chip_memory_gib"] or row["reason"] in (
-                "two servers on one node", "sampler after start-up", "attention over requests", "not stated",
+                "two servers on one node", "sampler after start-up", "attention over requests", "no reason stated",
             )  # fmt: skip
 
 

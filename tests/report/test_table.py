@@ -119,6 +119,27 @@ def test_a_list_wraps_its_last_column_below_itself(capsys: pytest.CaptureFixture
     assert max(map(len, [first, *more])) <= 100
 
 
+def test_a_last_column_of_numbers_is_aligned_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    table.print_rows(["name", "n"], [["a", "1"], ["bb", "22"]], frozenset({"n"}))
+    assert capsys.readouterr().out.splitlines() == ["name   n", "a      1", "bb    22"]
+
+
+def test_a_list_leaves_out_the_least_important_columns_before_it_is_too_wide(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed(columns: int, *last: str) -> list[str]:
+        monkeypatch.setattr(table, "width", lambda: columns)
+        rows = [["a" * 10, "b" * 10, "1" * 10, text] for text in last]
+        table.print_rows(["name", "low", "high", "last"], rows, frozenset({"high"}), {"low": 1, "high": 2})
+        return capsys.readouterr().out.splitlines()
+
+    assert printed(44, "x" * 8)[0].split() == ["name", "low", "high", "last"]
+    assert printed(43, "x" * 8)[0].split() == ["name", "high", "last"]
+    assert printed(31, "x" * 8)[0].split() == ["name", "last"]
+    assert printed(40, "x" * 25, "y z")[0].split() == ["name", "last"]  # a word is not broken
+    assert max(map(len, printed(44, "word " * 30))) <= 44
+
+
 def test_every_bound_has_a_colour_of_its_own() -> None:
     from planner.costs.roofline import BOUNDS  # noqa: PLC0415
 

@@ -14,6 +14,8 @@ from helpers import CONFIGS, run
 from planner import InputError, SpecError, load_engine, load_hardware, load_machine, load_model
 from planner.specs import catalog
 from planner.specs.catalog import ENGINES, HARDWARE, MODELS
+from planner.specs.fields import Provenance
+from planner.specs.hardware import Price
 
 pytestmark = pytest.mark.usefixtures("fresh_catalog")
 
@@ -197,6 +199,67 @@ def test_a_source_goes_with_the_value_that_it_stood_for(tmp_path: Path) -> None:
     assert load_hardware(put(tmp_path / "c.yaml", extends="h100", engine="sglang")).chip.sources == base
 
 
+def test_constants_that_a_file_changes_without_a_provenance_are_assumed_and_its_own(tmp_path: Path) -> None:
+    own = Provenance("assumed", "set in mine.yaml")
+    gemm, base = {"bf16": {"memory_fraction": 0.5}}, load_hardware("h100")
+    mine = load_hardware(put(tmp_path / "mine.yaml", extends="h100", kernels={"gemm": gemm}))
+    assert base.kernels["gemm"]["bf16"].provenance.status == "fitted"
+    assert mine.kernels["gemm"]["bf16"] == base.kernels["gemm"]["bf16"]._replace(memory_fraction=0.5, provenance=own)
+    assert mine.kernels["gemm"]["fp8"] == base.kernels["gemm"]["fp8"]  # and nothing else changes
+    assert mine.price == base.price
+
+    engine = load_engine(put(tmp_path / "e" / "mine.yaml", extends="vllm", memory={"inside_gib": {1: 5}}))
+    assert engine.memory.provenance == own
+    assert engine.memory.inside_gib[1] == 5
+    assert engine.host == load_engine("vllm").host
+    child = load_engine(put(tmp_path / "e" / "child.yaml", extends="mine.yaml", description="no other constants"))
+    assert child.memory == engine.memory
+    host = load_engine("vllm").host
+    same = load_engine(put(tmp_path / "same.yaml", extends="vllm", host={"step_us": host.step_us}))
+    assert same.host == host  # the number is still the one that was fitted
+
+
+def test_a_provenance_that_a_file_gives_with_its_constants_is_kept(tmp_path: Path) -> None:
+    provenance = {"status": "measured", "source": "my stopwatch", "version": "1", "residual": 0.1}
+    path = put(tmp_path / "mine.yaml", extends="vllm", host={"step_us": 7, "provenance": provenance})
+    assert load_engine(path).host.provenance == Provenance("measured", "my stopwatch", "1", 0.1)
+
+
+def test_constants_that_an_engine_lays_over_hardware_without_a_provenance_are_its_own(tmp_path: Path) -> None:
+    under = {"kernels": {"gemm": {"bf16": {"fixed_us": 55}}}}
+    engine = put(tmp_path / "engine.yaml", extends="vllm", chips={"h100-sxm": under})
+    expected = Provenance("assumed", "set in engine.yaml")
+    assert load_machine("h100", engine)[0].kernels["gemm"]["bf16"].provenance == expected
+    child = put(tmp_path / "child.yaml", extends="h100")
+    assert load_machine(child, engine)[0].kernels["gemm"]["bf16"].provenance == expected
+
+
+def test_a_price_that_a_file_changes_is_not_the_offer_of_another(tmp_path: Path) -> None:
+    base = load_hardware("h100").price
+    assert base
+    path = put(tmp_path / "mine.yaml", extends="h100", price={"usd_per_chip_hour": 2})
+    assert load_hardware(path).price == Price(2.0, "set in mine.yaml", "undated", "set in mine.yaml")
+    dated = put(
+        tmp_path / "dated.yaml", extends="h100", price={"usd_per_chip_hour": 2, "offer": "a lease", "date": "2026"}
+    )
+    assert load_hardware(dated).price == Price(2.0, "a lease", "2026", "set in dated.yaml")
+    noted = put(tmp_path / "noted.yaml", extends="h100", price={"source": "seen again"})
+    assert load_hardware(noted).price == base._replace(source="seen again")
+
+
+def test_what_shipped_files_lay_over_each_other_says_where_it_is_from() -> None:
+    def own(value: Any) -> list[str]:
+        parts = value if isinstance(value, tuple) else value.values() if isinstance(value, dict) else ()
+        found = [source for part in parts for source in own(part)]
+        return [*found, value] if isinstance(value, str) and value.startswith("set in ") else found
+
+    engines = [load_engine(name) for name in catalog.names(ENGINES)]
+    assert not own(tuple(engines))
+    for name in catalog.names(HARDWARE):
+        assert not own(load_hardware(name))
+        assert not [found for engine in engines for found in own(load_hardware(name, engine))]
+
+
 @pytest.mark.parametrize("fraction", [1.01, 2])
 def test_an_engine_cannot_take_more_than_all_of_the_memory(fraction: float, tmp_path: Path) -> None:
     path = put(tmp_path / "greedy.yaml", extends="vllm", memory={"fraction": fraction})
@@ -232,7 +295,8 @@ def test_the_rules_of_an_engine_are_an_order_and_replaced_whole(tmp_path: Path) 
     path = put(tmp_path / "mine.yaml", extends="vllm", name="mine", collectives=rules, host={"step_us": 7})
     mine, base = load_engine(path), load_engine("vllm")
     assert [(rule.op, rule.kernels) for rule in mine.collectives] == [(rule["op"], ("nccl",)) for rule in rules]
-    assert mine.host == base.host._replace(step_us=7.0)
+    provenance = Provenance("assumed", "set in mine.yaml")
+    assert mine.host == base.host._replace(step_us=7.0, provenance=provenance)
 
 
 def test_names_and_published_counts_are_not_inherited(tmp_path: Path) -> None:

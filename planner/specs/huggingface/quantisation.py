@@ -34,6 +34,8 @@ class Stored(NamedTuple):
     kept_keys: tuple[str, ...] = ("modules_to_not_convert",)
     """Keys that list the modules left in 16 bit."""
     notes: tuple[str, ...] = ()
+    block: int = 0
+    """Longer side of a block that shares a scale; 0 = the format has none."""
 
     @property
     def bytes(self) -> float:
@@ -87,7 +89,14 @@ def stored_weights(config: Config, raw: dict[str, Any], fallback: tuple[str, str
     notes = list(stored.notes)
     if abs(difference) > _TOLERANCE / 10:
         notes.append(f"{stored.bytes:.4f} B per weight with its scales, counted as {WEIGHTS[dtype].bytes:.4f} B.")
-    return {"weights": dtype, "quantised": _applies_to(quantised, raw, stored.kept_keys), "notes": notes}
+    keys: dict[str, Any] = {
+        "weights": dtype,
+        "quantised": _applies_to(quantised, raw, stored.kept_keys),
+        "notes": notes,
+    }
+    if stored.block:
+        keys["weight_block"] = stored.block
+    return keys
 
 
 def _plain_dtype(config: Config) -> str | None:
@@ -121,8 +130,9 @@ def _fp8(config: Config) -> Stored:
     kept = ("modules_to_not_convert", "ignored_layers")
     if config.get("weight_block_size") is None:
         return Stored("float", 8, "quant_method", kept_keys=kept)
-    weights = _block(config, "weight_block_size")
-    return Stored("float", 8, "weight_block_size", weights, scale_bits=32, kept_keys=kept)
+    block = _blocks(config, "weight_block_size")
+    key, group = "weight_block_size", math.prod(block)
+    return Stored("float", 8, key, group, scale_bits=32, kept_keys=kept, block=max(block))
 
 
 def _awq(config: Config) -> Stored:
@@ -198,16 +208,17 @@ def _scheme(weights: Config) -> Stored:
         return Stored(kind, bits, weights.shown_key("group_size" if known else "num_bits"), size, 16, zero)
     if strategy == "block":
         key = weights.shown_key("block_structure")
-        return Stored(kind, bits, key, _block(weights, "block_structure"), 32, zero)
+        block = _blocks(weights, "block_structure")
+        return Stored(kind, bits, key, math.prod(block), 32, zero, block=max(block))
     raise weights.refusal("strategy", f"found {brief(strategy)}, expected tensor, channel, group or block")
 
 
-def _block(config: Config, key: str) -> int:
-    """Weights of a block that has one scale."""
+def _blocks(config: Config, key: str) -> tuple[int, int]:
+    """Rows and columns of a block that has one scale."""
     block = config.listing(key) or []
     if len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
         raise config.refusal(key, "expected two whole numbers of at least 1")
-    return math.prod(block)
+    return block[0], block[1]
 
 
 def _mxfp4(config: Config) -> Stored:
