@@ -36,14 +36,7 @@ def register_list(app: typer.Typer, rows: Rows, text: str, columns: Sequence[Sho
     ) -> None:
         opt.check_targets(csv, json)
         listed = rows()
-        header = list(listed[0])
-        cells = [[tabular.cell(row[name]) for name in header] for row in listed]
-        tabular.write(
-            [
-                (csv, lambda: tabular.csv_text(None if no_header else header, cells)),
-                (json, lambda: tabular.json_text(listed)),
-            ]
-        )
+        tabular.write_rows(listed, csv, json, not no_header)
         if not opt.is_piped(csv, json) and not quiet:
             _print(listed, columns)
 

@@ -69,18 +69,7 @@ def run(
         for degree, depth in product(opt.numbers(tp, "--tp") or (1,), opt.numbers(pp, "--pp") or (1,))
     ]  # fmt: skip
     found = [report.row(start, machine, concurrency) for start in starts]
-    header = list(found[0])
-    tabular.write(
-        [
-            (
-                csv,
-                lambda: tabular.csv_text(
-                    None if no_header else header, [[tabular.cell(row[name]) for name in header] for row in found]
-                ),
-            ),
-            (json, lambda: tabular.json_text(found)),
-        ]
-    )
+    tabular.write_rows(found, csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
         if len(found) == 1:
             report.print_one(starts[0], found[0])

@@ -34,17 +34,6 @@ def run(
         raise InputError("say what to validate: --memory")
     found, started = comparisons(), verdicts()
     rows = report.memory_rows(found, started)
-    header = list(rows[0])
-    tabular.write(
-        [
-            (
-                csv,
-                lambda: tabular.csv_text(
-                    None if no_header else header, [[tabular.cell(row[name]) for name in header] for row in rows]
-                ),
-            ),
-            (json, lambda: tabular.json_text(rows)),
-        ]
-    )
+    tabular.write_rows(rows, csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
         report.print_memory(found, summaries(found), started)

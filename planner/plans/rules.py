@@ -107,7 +107,8 @@ def _not_yet(model: Model, plan: Plan) -> str | None:
     unpriced = {"experts": model.experts, "latent attention": model.attention.latent, "linear attention": model.linear}
     for what, present in unpriced.items():
         if present is not None:
-            return f"{model.name} has {what}, whose time is not priced yet; `plan memory --model {model.name}` says what fits"
+            fits = f"`plan memory --model {model.name}` says what fits"
+            return f"{model.name} has {what}, whose time is not priced yet; {fits}"
     if plan.cp > 1:
         return f"cp {plan.cp}: context parallelism is not priced yet; use --tp and --pp"
     if plan.ffn not in FFN or plan.prefill_ffn not in FFN:

@@ -68,6 +68,17 @@ def json_text(rows: Sequence[dict[str, Any]]) -> str:
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows) + "\n]\n"
 
 
+def write_rows(rows: Sequence[dict[str, Any]], csv: str | None, json: str | None, header: bool = True) -> None:
+    """Writes rows of the same keys as CSV and as JSON, each where it has a target.
+
+    Raises:
+        InputError: as `write`.
+    """
+    names = list(rows[0])
+    cells = [[cell(row[name]) for name in names] for row in rows]
+    write([(csv, lambda: csv_text(names if header else None, cells)), (json, lambda: json_text(rows))])
+
+
 def write(outputs: Sequence[tuple[str | None, Callable[[], str]]]) -> None:
     """Writes texts to files, or to stdout for `-`: all of them, or none.
 

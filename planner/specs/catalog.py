@@ -370,7 +370,7 @@ def _unknown(name: str, families: tuple[Family[Any], ...]) -> InputError:
     known = {other: stem for family in families for other, stem in _every_name(family)}
     close = difflib.get_close_matches(name.lower(), known, n=6, cutoff=0.45)
     nearest = list(dict.fromkeys(known[match] for match in close))[:3]
-    hint = f"did you mean {', '.join(nearest)}?" if nearest else _some(list(dict.fromkeys(known.values())))
+    hint = f"did you mean {', '.join(nearest)}?" if nearest else f"known are {', '.join(dict.fromkeys(known.values()))}"
     noun = " or ".join(family.noun for family in families)
     plural = "hardware" if noun == "hardware" else f"{noun}s"
     listing = (
@@ -379,11 +379,6 @@ def _unknown(name: str, families: tuple[Family[Any], ...]) -> InputError:
         else "a path to a YAML file works too"
     )
     return InputError(f"unknown {noun} {name!r}: {hint} ({listing})")
-
-
-def _some(known: list[str], most: int = 12) -> str:
-    """The known names, or how many there are where they would fill the screen."""
-    return f"known are {', '.join(known)}" if len(known) <= most else f"none of the {len(known)} known is like it"
 
 
 def _every_name(family: Family[Any]) -> Iterator[tuple[str, str]]:
