@@ -40,7 +40,7 @@ def row(start: Start, hardware: Hardware, concurrency: int) -> dict[str, Any]:
         "activations_gib": (float(space.other[stage]) - runtime) / GIB,
         "runtime_gib": runtime / GIB,
         "kv_gib": held / GIB,
-        "free_gib": (start.free[stage] - held) / GIB,
+        "free_gib": (start.budget.limit - float(space.weights[stage] + space.other[stage]) - held) / GIB,
         "budget_gib": start.budget.limit / GIB,
         "outside_gib": float(space.outside) / GIB,
         "chip_gib": start.budget.chip / GIB,
@@ -75,7 +75,9 @@ def print_one(start: Start, found: dict[str, Any]) -> None:
         f"{found['weights']} weights, {found['kv_cache']} KV: GiB per chip{where}"
     )
     print()
-    rows = [{"what": what, "gib": found[name]} for name, what in _PARTS if abs(found[name]) >= 0.0005]
+    rows = [{"what": what, "gib": found[name]} for name, what in _PARTS if found[name] >= 0.0005]
+    if found["free_gib"] < 0:
+        rows.append({"what": "missing", "gib": -found["free_gib"]})
     rows.append({"what": "outside the budget", "gib": found["outside_gib"]})
     unused = chip - found["budget_gib"] - found["outside_gib"]
     rows.append({"what": "not used", "gib": unused})
@@ -99,6 +101,8 @@ def _sentences(start: Start, found: dict[str, Any]) -> list[str]:
     lines = []
     if found["error"]:
         lines.append(f"It does not start: {found['error']}.")
+        if start.refusal() and not found["max_context"]:
+            return lines
     lines.append(
         f"KV: {found['kv_bytes_per_token']:,.0f} B a token and chip, {found['kv_blocks']:,} blocks of "
         f"{plural(found['block_tokens'], 'token')}; a replica holds {found['kv_capacity_tokens']:,} tokens."

@@ -66,6 +66,15 @@ def test_several_degrees_make_a_line_each_and_one_that_starts_is_enough() -> Non
     assert re.search(r"^TP1 does not start: weights 131\.42 GiB .* by 62\.45 GiB\.$", done.out, re.MULTILINE)
 
 
+def test_what_is_missing_is_told() -> None:
+    done = run("memory", "-m", "llama3-8b", "-H", "t4", "--context", 100)
+    (row,) = rows("-m", "llama3-8b", "-H", "t4", "--context", 100, status=3)
+    assert re.search(rf"^missing +{-row['free_gib']:.2f} ", done.out, re.MULTILINE)
+    assert row["free_gib"] == pytest.approx(row["budget_gib"] - row["weights_gib"] - row["tables_gib"]
+                                            - row["activations_gib"] - row["runtime_gib"] - row["kv_gib"])  # fmt: skip
+    assert "requests fit" not in done.out
+
+
 def test_csv_and_json_say_the_same() -> None:
     words = ("-m", "qwen3-next-80b-a3b", "-H", "h200", "--tp", "2,4", "--pp", "1,2", "--context", 65536)
     table = list(csv.DictReader(io.StringIO(run("memory", *words, "--csv", "-").out)))
