@@ -11,7 +11,7 @@ from planner.costs.memory import Budget, Room, needed_tokens, room
 from planner.costs.weights import Shard, Stages
 from planner.errors import InputError
 from planner.plans.plan import Plan
-from planner.plans.rules import shape_refusal
+from planner.plans.rules import attention_dp_refusal, shape_refusal
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.model import Model
@@ -30,6 +30,7 @@ class Start(NamedTuple):
     context: int
     """Tokens of the longest request."""
     draft: bool = False
+    attention_dp: int = 1
 
     @classmethod
     def of(
@@ -43,10 +44,12 @@ class Start(NamedTuple):
         kv_cache: str | None = None,
         context: int | None = None,
         draft: bool = False,
+        attention_dp: int = 1,
     ) -> Start:
         """The memory of a plan; `context` is the model's longest where none is given.
 
-        With `draft` the model's own prediction modules are loaded beside it.
+        With `draft` the model's own prediction modules are loaded beside it; with `attention_dp` the ranks of a
+        tensor-parallel group form so many groups, each with the attention of its own requests.
 
         Raises:
             InputError: a dtype that there is not, a context or prediction modules that the model has not.
@@ -58,11 +61,11 @@ class Start(NamedTuple):
         if draft and model.prediction is None:
             raise InputError(f"--draft: {model.name} has no prediction layers")
         formats = Formats(stored, cache, "", "")
-        shard = Shard.for_engine(model, engine, stored.name, plan.tp)
+        shard = Shard.for_engine(model, engine, stored.name, plan.tp, attention_dp)
         structure = Structure(plan.attention, plan.prefill_attention)
         modules = model.prediction.modules if draft and model.prediction else 0
         space = room(model, engine, shard, Stages.of(model, plan.pp), formats, structure, budget, modules)
-        return cls(model, engine, plan, formats, budget, space, context or model.max_context, draft)
+        return cls(model, engine, plan, formats, budget, space, context or model.max_context, draft, attention_dp)
 
     @property
     def fullest(self) -> int:
@@ -88,7 +91,8 @@ class Start(NamedTuple):
         memory = self.engine.memory._replace(window_layers="capped")
         engine = self.engine._replace(memory=memory)
         least = Start.of(self.model, engine, self.plan, self.budget, weights=self.formats.weights.name,
-                         kv_cache=self.formats.kv.name, context=self.context, draft=self.draft)  # fmt: skip
+                         kv_cache=self.formats.kv.name, context=self.context, draft=self.draft,
+                         attention_dp=self.attention_dp)  # fmt: skip
         return least.request_bytes[self.fullest]
 
     @property
@@ -128,7 +132,11 @@ class Start(NamedTuple):
         """Why the engine does not start (on so many chips, where given), as one sentence; none if it does."""
         if gpus is not None and self.plan.chips > gpus:
             return f"{self.plan.label} takes {self.plan.chips} chips, there are {gpus}"
-        return shape_refusal(self.model, self.engine, self.plan, self.formats.weights.name) or self._memory_refusal()
+        return (
+            attention_dp_refusal(self.engine, self.plan.tp, self.attention_dp)
+            or shape_refusal(self.model, self.engine, self.plan, self.formats.weights.name)
+            or self._memory_refusal()
+        )
 
     def _memory_refusal(self) -> str | None:
         stage = max(range(3), key=lambda index: float(self.room.weights[index] + self.room.other[index]))

@@ -262,6 +262,43 @@ def test_blocks_that_share_a_scale_are_not_cut() -> None:
     assert start("deepseek-v3", 32, weights="bf16", context=4096).refusal() is None
 
 
+def test_data_parallel_attention_spares_the_copies_of_a_latent_cache() -> None:
+    """A request's cache stands on one rank instead of eight: eight times the tokens for as much memory a chip."""
+    heads = start("deepseek-v3", 8, hardware="h200-sxm")
+    dp = start("deepseek-v3", 8, hardware="h200-sxm", attention_dp=8)
+    assert dp.refusal() is None
+    assert kv_of(dp) == kv_of(heads)
+    assert dp.capacity_tokens / dp.free[0] == pytest.approx(8 * heads.capacity_tokens / heads.free[0], rel=1e-3)
+    model = load_model("deepseek-v3")
+    one, eight = (Shard.of(model, 8, attention_dp=degree) for degree in (1, 8))
+    kind = model.layer_kinds()[-1]
+    whole = layer_elements(model, Shard.of(model, 1), kind)
+    assert layer_elements(model, eight, kind).attention == whole.attention
+    assert layer_elements(model, eight, kind).experts == layer_elements(model, one, kind).experts == whole.experts / 8
+
+
+def test_data_parallel_attention_shares_out_kv_heads() -> None:
+    """Llama-70B at TP8 in two groups: two KV heads on a chip, half of the requests each, as many tokens together."""
+    two = start("llama3-70b", 8, attention_dp=2)
+    assert kv_of(two) == 2 * kv_of(start("llama3-70b", 8))
+    assert two.capacity_tokens == pytest.approx(start("llama3-70b", 8).capacity_tokens, rel=0.06)
+    assert start("llama3-70b", 16, attention_dp=2).capacity_tokens > 1.8 * start("llama3-70b", 16).capacity_tokens
+
+
+@pytest.mark.parametrize(
+    ("rule", "degree", "sentence"),
+    [
+        ("divides", 3, "attention-dp 3 does not divide tp 8; nearest valid: 2 or 4"),
+        ("equal", 4, "attention-dp 4 is not tp 8, as engine vllm wants; nearest valid: 8"),
+        (None, 2, "engine vllm has no data-parallel attention"),
+    ],
+)
+def test_data_parallel_attention_follows_the_engines_rule(rule: Any, degree: int, sentence: str) -> None:
+    engine = load_engine("vllm")._replace(attention_dp=rule)
+    found = Start.of(load_model("llama3-8b"), engine, Plan(8), Budget(7e10, 8e10), attention_dp=degree)
+    assert sentence in str(found.refusal())
+
+
 def test_experts_divide_over_expert_parallel_ranks() -> None:
     model, engine = load_model("deepseek-v3"), load_engine("vllm")
     found = Start.of(model, engine, Plan(8, ep=3), Budget(1e12, 1e12))

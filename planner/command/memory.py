@@ -23,6 +23,9 @@ Context = Annotated[
 ]
 Held = Annotated[int, typer.Option("--concurrency", min=1, help="Requests of that length on a replica at once.")]
 
+AttentionDp = Annotated[
+    int, typer.Option("--attention-dp", min=1, help="Groups of data-parallel attention inside the ranks of --tp.")
+]
 Draft = Annotated[bool, typer.Option("--draft", help="Load the model's own prediction layers (MTP) too.")]
 
 
@@ -40,6 +43,7 @@ def run(
     attention: opt.Attention = None,
     context: Context = None,
     concurrency: Held = 1,
+    attention_dp: AttentionDp = 1,
     draft: Draft = False,
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
@@ -64,7 +68,7 @@ def run(
     starts = [
         Start.of(
             shape, software, Plan(degree, depth, attention=sharding), budget,
-            weights=weights, kv_cache=kv_cache, context=context, draft=draft,
+            weights=weights, kv_cache=kv_cache, context=context, draft=draft, attention_dp=attention_dp,
         )
         for degree, depth in product(opt.numbers(tp, "--tp") or (1,), opt.numbers(pp, "--pp") or (1,))
     ]  # fmt: skip

@@ -81,7 +81,8 @@ class Room(NamedTuple):
     outside: Num
     """Bytes of context, graphs and buffers outside the budget."""
     holders: Num
-    """Chips of a stage that share out the requests: 1 where every chip holds a part of each (attention over heads)."""
+    """Groups of chips of a stage that share out the requests: 1 where every chip holds a part of each (attention over
+    heads), more with data-parallel attention, each chip by itself over the batch."""
     limit: float
     block: int
     window: float
@@ -179,7 +180,7 @@ def room(
         other=_other(model, engine, shard, stages, formats),
         runtime=_by_ranks(engine.memory.inside_gib, shard.tp),
         outside=_by_ranks(engine.memory.outside_gib, shard.tp),
-        holders=1.0 if by_heads else shard.tp,
+        holders=shard.tp / shard.attention_tp if by_heads else shard.tp,
         limit=budget.limit,
         block=engine.scheduler.block_tokens,
         window=window,
@@ -210,7 +211,7 @@ def _pages(
     each = elements * formats.kv.bytes
     for whole, near, linear in zip(*counts.values(), strict=True):
         full, window = _grouped(whole, near) if grouped else (whole, near)
-        pages.append(Pages(full * each, window * each, linear * state / (shard.tp if by_heads else 1.0)))
+        pages.append(Pages(full * each, window * each, linear * state / (shard.attention_tp if by_heads else 1.0)))
     return pages[0], pages[1], pages[2]
 
 

@@ -25,24 +25,31 @@ class Shard(NamedTuple):
     vocab: Num
     expert: Num = 0.0
     """Width of one routed expert."""
+    attention_tp: Num = 1.0
+    """Ranks that divide the heads of a request: tp, or fewer where attention is data-parallel inside the group."""
     layer: LayerWeights | None = None
     """Elements of one layer, counted once for all passes that read them."""
 
     @classmethod
-    def of(cls, model: Model, tp: Num, vocabulary_multiple: int = 1, expert_multiple: int = 1) -> Shard:
+    def of(
+        cls, model: Model, tp: Num, vocabulary_multiple: int = 1, expert_multiple: int = 1, attention_dp: int = 1
+    ) -> Shard:
         """The fullest rank's share under tensor parallelism of degree `tp`.
 
         KV heads and their projections are replicated once tp exceeds their number; the vocabulary is padded to
         `vocabulary_multiple` and then to the ranks, an expert's width on a rank to `expert_multiple`. Query heads
-        and the hidden width divide by rule (`plans.rules`).
+        and the hidden width divide by rule (`plans.rules`). With `attention_dp` the group's ranks form so many
+        smaller ones, each with all heads of its own requests.
         """
         tp = np.asarray(tp, dtype=float)
+        over = tp / attention_dp
         expert = 0.0 if model.experts is None else np.ceil(model.experts.hidden / tp)
         padded = -(-model.vocab // vocabulary_multiple) * vocabulary_multiple
         sizes = cls(
             tp=tp,
-            heads=np.ceil(model.attention.heads / tp),
-            kv_heads=np.maximum(1.0, np.ceil(model.attention.kv_heads / tp)),
+            heads=np.ceil(model.attention.heads / over),
+            kv_heads=np.maximum(1.0, np.ceil(model.attention.kv_heads / over)),
+            attention_tp=over,
             ffn=np.ceil(model.ffn.hidden / tp),
             vocab=np.ceil(padded / tp),
             expert=np.ceil(expert / expert_multiple) * expert_multiple,
@@ -50,9 +57,10 @@ class Shard(NamedTuple):
         return sizes._replace(layer=layer_weights(model, sizes))
 
     @classmethod
-    def for_engine(cls, model: Model, engine: Engine, weights: str, tp: Num) -> Shard:
+    def for_engine(cls, model: Model, engine: Engine, weights: str, tp: Num, attention_dp: int = 1) -> Shard:
         """A rank's share with the padding that an engine adds for weights of this dtype."""
-        return cls.of(model, tp, engine.vocabulary_multiple, engine.memory.expert_multiple.get(weights, 1))
+        expert_multiple = engine.memory.expert_multiple.get(weights, 1)
+        return cls.of(model, tp, engine.vocabulary_multiple, expert_multiple, attention_dp)
 
 
 class LayerWeights(NamedTuple):
@@ -171,11 +179,11 @@ def _linear_attention_elements(model: Model, shard: Shard) -> Elements:
     """Gated DeltaNet (queries, keys, values, gate, two scalars a head, convolution) or lightning attention."""
     d, linear = model.hidden, model.linear
     assert linear is not None
-    keys = linear.key_heads * linear.key_dim / shard.tp
-    values = linear.value_heads * linear.value_dim / shard.tp
+    keys = linear.key_heads * linear.key_dim / shard.attention_tp
+    values = linear.value_heads * linear.value_dim / shard.attention_tp
     if linear.kind == "lightning":
         return Elements(d * (2 * keys + values) + 2 * d * values, plain=values)
-    heads = linear.value_heads / shard.tp
+    heads = linear.value_heads / shard.attention_tp
     convolution = (2 * keys + values) * linear.conv_kernel
     return Elements(
         d * (2 * keys + 2 * values) + d * 2 * heads + values * d, plain=convolution + 2 * heads + linear.value_dim

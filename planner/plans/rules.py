@@ -82,6 +82,20 @@ def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | No
     return f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, valid)}"
 
 
+def attention_dp_refusal(engine: Engine, tp: int, attention_dp: int) -> str | None:
+    """Why a tensor-parallel group cannot hold so many groups of data-parallel attention, or none."""
+    if attention_dp == 1:
+        return None
+    if engine.attention_dp is None:
+        return f"engine {engine.name} has no data-parallel attention: --attention-dp 1"
+    if engine.attention_dp == "equal" and attention_dp != tp:
+        return f"attention-dp {attention_dp} is not tp {tp}, as engine {engine.name} wants; nearest valid: {tp}"
+    if tp % attention_dp:
+        valid = [degree for degree in range(1, tp + 1) if tp % degree == 0]
+        return f"attention-dp {attention_dp} does not divide tp {tp}; nearest valid: {_near(attention_dp, valid)}"
+    return None
+
+
 def _experts(model: Model, engine: Engine, plan: Plan) -> str | None:
     if plan.ep == 1:
         return None

@@ -33,6 +33,7 @@ def row(start: Start, hardware: Hardware, concurrency: int) -> dict[str, Any]:
         "weights": start.formats.weights.name,
         "kv_cache": start.formats.kv.name,
         "stage": STAGES[stage] if start.plan.pp > 1 else "only",
+        "attention_dp": start.attention_dp,
         "context": start.context,
         "concurrency": concurrency,
         "weights_gib": (float(space.weights[stage]) - tables) / GIB,
@@ -69,10 +70,12 @@ _PARTS = (
 def print_one(start: Start, found: dict[str, Any]) -> None:
     """The breakdown of one plan."""
     chip, stage = found["chip_gib"], found["stage"]
+    attention = f", attention DP{found['attention_dp']}" if found["attention_dp"] > 1 else ""
     where = "" if stage == "only" else f" of the {stage} stage"
     print(
-        f"{found['model']} {found['plan']} on {found['hardware']}, {found['engine']} {found['engine_version']}, "
-        f"{found['weights']} weights, {found['kv_cache']} KV: GiB per chip{where}"
+        f"{found['model']} {found['plan']}{attention} on {found['hardware']}, "
+        f"{found['engine']} {found['engine_version']}, {found['weights']} weights, "
+        f"{found['kv_cache']} KV: GiB per chip{where}"
     )
     print()
     rows = [{"what": what, "gib": found[name]} for name, what in _PARTS if found[name] >= 0.0005]

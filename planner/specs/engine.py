@@ -103,6 +103,8 @@ class Engine(NamedTuple):
     collectives: tuple[CollectiveRule, ...]
     attention: tuple[str, ...]
     """Ways to shard attention that it can run: heads, batch."""
+    attention_dp: Literal["divides", "equal"] | None = None
+    """Data-parallel attention inside a tensor-parallel group: any divisor of it, the group itself, or none."""
     aliases: tuple[str, ...] = ()
     kv_cache: KvDtype = KvDtype()
     embedding_all_reduce: bool = True
