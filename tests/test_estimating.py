@@ -275,7 +275,7 @@ def test_bad_input_is_said_in_its_row_and_raised_for_one_plan(point: dict[str, A
     ("point", "error"),
     [
         ({"tp": 3}, "tp 3 does not divide the 32 query heads; nearest valid: 2 or 4"),
-        ({"pp": 33}, "pp 33 is more than the 32 layers"),
+        ({"pp": 33}, "pp 33 is more than the 32 layers; nearest valid: 32"),
         ({"tp": 8, "gpus": 4}, "TP8 takes 8 chips, there are 4"),
         ({"attention": "batch", "tp": 2}, "engine vllm cannot shard attention over batch; it offers heads"),
         ({"ep": 2, "tp": 2}, "ep 2: llama3-8b has no experts to spread"),

@@ -56,7 +56,7 @@ class Verdict(NamedTuple):
         """Refused where it did not start, for that reason, and not where it did."""
         if self.ran:
             return self.refusal is None
-        words = _WORDS.get(self.reason, self.reason)
+        words = _WORDS.get(self.reason, (self.reason,))
         return self.refusal is not None and any(word in self.refusal for word in words)
 
     @property
@@ -75,7 +75,7 @@ _WORDS = {
     "experts": ("experts",),
     "chips": ("takes",),
 }
-_OUTSIDE = ("two servers on one node", "sampler after start-up", "attention over requests", "no reason stated")
+_OUTSIDE = ("two servers on one node", "sampler after start-up", "attention over requests")
 """Reasons that neither the memory of one server nor the shape of a plan decides."""
 
 

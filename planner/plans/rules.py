@@ -110,7 +110,7 @@ def _experts(model: Model, engine: Engine, plan: Plan) -> str | None:
 
 def _pipeline(model: Model, engine: Engine, plan: Plan) -> str | None:
     if plan.pp > model.layers:
-        return f"pp {plan.pp} is more than the {model.layers} layers"
+        return f"pp {plan.pp} is more than the {model.layers} layers; nearest valid: {model.layers}"
     if not engine.uneven_stages and model.layers % plan.pp:
         valid = [pp for pp in range(1, model.layers + 1) if model.layers % pp == 0]
         return f"pp {plan.pp} does not divide the {model.layers} layers; nearest valid: {_near(plan.pp, valid)}"

@@ -137,7 +137,7 @@ def _sentence(problem: Any, more: int, cls: type) -> tuple[str, str]:
     if _is_spec(_type_at(cls, problem["loc"])):  # pydantic's versions name this error differently
         expected = "a mapping of keys to values"
     shown = f"{type(found).__name__} {found!r}" if not isinstance(found, (dict, list)) else f"a {_shape(found)}"
-    return key, f"found {shown}, expected {expected}{f' ({unit})' if unit else ''}{rest}"
+    return key, f"found {shown}, expected {expected}{f' ({unit})' if unit and unit not in expected else ''}{rest}"
 
 
 def _shape(value: Any) -> str:

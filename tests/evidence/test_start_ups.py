@@ -67,7 +67,7 @@ def test_what_is_not_decided_is_little_and_has_a_reason() -> None:
     for row in ROWS:
         if row["case"] in undecided:
             assert not row["chip_memory_gib"] or row["reason"] in (
-                "two servers on one node", "sampler after start-up", "attention over requests", "no reason stated",
+                "two servers on one node", "sampler after start-up", "attention over requests",
             )  # fmt: skip
 
 
@@ -86,6 +86,11 @@ def test_the_check_can_fail() -> None:
     assert not verdict.right
     (verdict,) = verdicts([{**row, "outcome": "refused", "reason": "query heads"}])
     assert not verdict.right
+    (verdict,) = verdicts([{**row, "outcome": "refused", "reason": "chips", "tp": "3", "gpus": "3"}])
+    assert verdict.refusal is not None
+    assert not verdict.right  # refused, but for its query heads
+    (verdict,) = verdicts([{**row, "outcome": "refused", "reason": "attention over requests", "tp": "3", "gpus": "3"}])
+    assert not verdict.right  # a reason of no known words is not found letter by letter
 
 
 def test_models_beside_the_catalogue_have_about_the_parameters_of_their_names() -> None:

@@ -99,7 +99,7 @@ def test_the_nearest_valid_degrees_are_valid_themselves() -> None:
 
 def test_a_stage_needs_a_layer() -> None:
     shallow = LLAMA._replace(layers=5)
-    assert refused(Plan(1, 6), shallow) == "pp 6 is more than the 5 layers"
+    assert refused(Plan(1, 6), shallow) == "pp 6 is more than the 5 layers; nearest valid: 5"
     assert refused(Plan(1, 5), shallow) is None
     assert refused(Plan(1, 3), shallow) is None
 

@@ -117,7 +117,7 @@ def test_filtered_values_that_cannot_be_are_refused_with_a_reason() -> None:
     _, refused = space(8, tp=(8,), pp=(2, 100))
     assert [item.reason for item in refused] == [
         "TP8xPP2 takes 16 chips, there are 8",
-        "pp 100 is more than the 32 layers",
+        "pp 100 is more than the 32 layers; nearest valid: 32",
     ]
     _, refused = space(8, tp=(2,), cp=(2,), pp=(1,))
     assert "context parallelism is not priced yet" in refused[0].reason
