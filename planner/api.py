@@ -25,7 +25,7 @@ def plan(
     osl: int = 256,
     concurrency: int | None = None,
     schedule: Schedule = "continuous",
-    arrivals: Arrivals = "steady",
+    arrivals: Arrivals | None = None,
     weights: str | None = None,
     kv_cache: str | None = None,
     max_context: int | None = None,

@@ -237,7 +237,7 @@ def _unpriced(table: Points, key: dict[str, str | None], index: NDArray[np.intp]
             columns[name] = table.numbers[name][index]
         elif name in key and name != "plan":
             columns[name] = texts(key[name] if key[name] is not None else DEFAULTS.get(name), count)
-        elif name in ("plan", "bottleneck", "tie"):
+        elif name in ("plan", "bottleneck", "tie", "flips_if", "engine_version", "extrapolates"):
             columns[name] = texts(None, count)
         else:
             columns[name] = np.full(count, np.nan)

@@ -112,7 +112,7 @@ def setting_of(request: Request, placement: Placement, structure: Structure) -> 
         structure,
         Budget.of(request.hardware, request.engine, request.limits.memory, request.limits.memory_fraction),
         work.schedule,
-        work.arrivals,
+        work.arrivals or request.engine.scheduler.arrivals,
         price_given if price_given is not None else (listed.usd_per_chip_hour if listed else None),
     )
 

@@ -83,7 +83,8 @@ def check(request: Request) -> None:
             raise InputError(f"--{name} must be a text, found {text!r}")
     _check_filters(request.filters)
     words = {"objective": (request.objective, OBJECTIVES), "schedule": (work.schedule, SCHEDULES)}
-    for name, (word, allowed) in {**words, "arrivals": (work.arrivals, ARRIVALS)}.items():
+    arrivals = {} if work.arrivals is None else {"arrivals": (work.arrivals, ARRIVALS)}
+    for name, (word, allowed) in {**words, **arrivals}.items():
         if word not in allowed:
             raise InputError(f"--{name}: expected one of {', '.join(allowed)}, found {word!r}")
     if work.osl < 2 and (request.objective == "tpot" or request.pareto):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.costs.roofline import BOUNDS, Parts
 from planner.costs.serving import Estimates, Fit, Rows, Setting
+from planner.extrapolation import beyond
 from planner.plans.plan import Plan
 from planner.units import GIB, HOUR, MS
 
@@ -20,7 +21,8 @@ COLUMNS = (
     "concurrency", "batch_per_replica", "isl", "osl", "ttft_ms", "queue_ms", "tpot_ms", "latency_ms",
     "tokens_per_s", "total_tokens_per_s", "tokens_per_s_per_gpu", "requests_per_s", "usd_per_mtok", "wh_per_mtok",
     "gpu_s_per_token", "mfu_prefill", "mfu_decode", "weights_gib", "kv_gib", "other_gib", "memory_gib",
-    "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error",
+    "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error", "flips_if",
+    "engine_version", "extrapolates",
 )  # fmt: skip
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
@@ -104,7 +106,7 @@ def results_of(
     fitted: Fit,
     priced: Estimates,
 ) -> Results:
-    """The result columns of priced rows (rank, tie and error are left empty).
+    """The result columns of priced rows (rank, tie, error and flips_if are left empty).
 
     Args:
         setting: what all rows share.
@@ -174,6 +176,9 @@ def results_of(
         "bottleneck": bottleneck(priced, objective),
         "tie": none,
         "error": none,
+        "flips_if": none,
+        "engine_version": texts(setting.engine.version, count),
+        "extrapolates": beyond(setting.engine, setting.hardware, rows, fitted.batch),
     }
     return Results(columns, _by_bound(priced.ttft_parts), _by_bound(priced.tpot_parts))
 

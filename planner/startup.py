@@ -14,6 +14,7 @@ from planner.plans.plan import Plan
 from planner.plans.rules import attention_dp_refusal, shape_refusal
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
+from planner.specs.hardware import Hardware
 from planner.specs.model import Model
 from planner.units import GIB
 
@@ -45,8 +46,11 @@ class Start(NamedTuple):
         context: int | None = None,
         draft: bool = False,
         attention_dp: int = 1,
+        hardware: Hardware | None = None,
     ) -> Start:
         """The memory of a plan; `context` is the model's longest where none is given.
+
+        `hardware` decides the KV cache's dtype where the engine chooses it by chip.
 
         With `draft` the model's own prediction modules are loaded beside it; with `attention_dp` the ranks of a
         tensor-parallel group form so many groups, each with the attention of its own requests.
@@ -55,7 +59,7 @@ class Start(NamedTuple):
             InputError: a dtype that there is not, a context or prediction modules that the model has not.
         """
         stored = weight_dtype(weights or model.weights)
-        cache = kv_dtype(kv_cache or engine.kv_cache.by_weights.get(stored.name, engine.kv_cache.default))
+        cache = kv_dtype(kv_cache or engine.kv_dtype(stored.name, hardware))
         if context is not None and not 1 <= context <= model.max_context:
             raise InputError(f"--context {context}: {model.name} has 1 to {model.max_context} tokens")
         if draft and model.prediction is None:

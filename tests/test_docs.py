@@ -66,6 +66,7 @@ def test_a_page_shows_what_the_command_prints(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")  # sample files, as in the repository's root
     done = run(*shlex.split(example.command)[1:])
     claimed, printed = (list(lines) for lines in (example.lines, (done.out + done.err).splitlines()))
     while claimed and not claimed[-1].strip():
@@ -100,11 +101,14 @@ def test_python_examples_run(place: str, code: str) -> None:
 
 def test_options_that_the_pages_name_exist() -> None:
     """Flags of `plan` in running text and shell blocks; other programs' flags stand in lines that name them."""
-    helps = [run("--help").out, *(run(command, "--help").out for command in ("estimate", "show", "memory", "validate"))]
+    helps = [
+        run("--help").out,
+        *(run(command, "--help").out for command in ("estimate", "show", "memory", "validate", "calibrate")),
+    ]
     offered = set(re.findall(r"--[a-z][\w-]*", "".join(helps)))
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
-            if re.search(r"\b(ruff|mypy|pip|pytest)\b", line):
+            if re.search(r"\b(ruff|mypy|pip|pytest|vllm bench)\b", line):
                 continue
             unknown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", line)) - offered
             assert not unknown, f"{page.relative_to(ROOT)}: {line}"

@@ -387,7 +387,7 @@ def test_a_price_of_the_users_replaces_the_listed_one() -> None:
         ({"objective": "latency", "osl": 1, "isl": 7900}, "compute"),
         ({"objective": "tpot", "tp": 8, "concurrency": 500, "isl": 16, "osl": 100}, "overhead"),
         # 32 stages of a layer each wait for the last one, which has the head
-        ({"objective": "tpot", "pp": 32, "concurrency": 32, "schedule": "static"}, "bubble"),
+        ({"objective": "tpot", "pp": 32, "concurrency": 32, "schedule": "static", "engine": "ideal"}, "bubble"),
     ],
 )
 def test_the_bottleneck_is_the_largest_part_of_the_goals_time(options: dict[str, Any], bottleneck: str) -> None:

@@ -18,6 +18,7 @@ COMMANDS = {
     "estimate": "price one given plan, or every row of a file",
     "memory": "what each chip holds, and how much context and concurrency fit",
     "validate": "the model against published measurements",
+    "calibrate": "fit the constants to measurements of your own cluster",
     "models": "the models in the catalogue",
     "hardware": "the hardware in the catalogue",
     "engines": "the engines in the catalogue",

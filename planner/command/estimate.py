@@ -19,7 +19,7 @@ from planner.report import tabular
 from planner.report.figures import short
 from planner.request import TIMES
 from planner.results import COLUMNS, Results
-from planner.specs.catalog import load_machine
+from planner.specs.catalog import load_machine, load_model
 
 Points = Annotated[
     str | None,
@@ -28,6 +28,14 @@ Points = Annotated[
     ),
 ]
 PlanLabel = Annotated[str | None, typer.Option("--plan", metavar="TP8xPP2", help="The plan as `plan` prints it.")]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="FILE",
+        help="Result of vllm bench serve or sglang.bench_serving: prices that run, and says how far off the price is.",
+    ),
+]
 OneModel = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="NAME|HF-ID|FILE", help="Model; for --points also a column."),
@@ -43,6 +51,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    context: typer.Context,
     model: OneModel = None,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
@@ -62,7 +71,7 @@ def run(
     osl: opt.Osl = 256,
     concurrency: opt.Concurrency = None,
     schedule: opt.Schedule = "continuous",
-    arrivals: opt.Arrivals = "steady",
+    arrivals: opt.Arrivals = None,
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     max_context: opt.MaxContext = None,
@@ -74,6 +83,7 @@ def run(
     memory_fraction: opt.MemoryFraction = None,
     slice_: opt.Slice = None,
     points: Points = None,
+    against: Against = None,
     csv: opt.Csv = None,
     json: opt.Json = None,
     no_header: opt.NoHeader = False,
@@ -106,6 +116,14 @@ def run(
             opt.choice(given[name], f"--{name.replace('_', '-')}", tuple(allowed))
     if plan is not None:
         _agree(Plan.parse(plan), given)
+    if against is not None:
+        if points is not None:
+            raise InputError("--against and --points: one at a time; the result says what to price")
+        for name in ("isl", "osl"):  # the result's own, where the command line says nothing
+            if getattr(context.get_parameter_source(name), "name", "") != "COMMANDLINE":
+                given[name] = None
+        _against(against, given, limits, csv, json, no_header, quiet)
+        return
     if points is not None:
         _points(points, given, limits, csv, json, no_header, quiet)
         return
@@ -158,6 +176,46 @@ def _broken(results: Results, limits: dict[str, float]) -> dict[int, str]:
             text = f"{results['plan'][index]}: {name} {short(times[index])} ms is above --max-{name} {limit:g}"
             broken.setdefault(index, text)
     return broken
+
+
+def _against(
+    file: str,
+    given: dict[str, Any],
+    limits: dict[str, float],
+    csv: str | None,
+    json: str | None,
+    no_header: bool,
+    quiet: bool,
+) -> None:
+    """Every run of a result, priced beside what was measured."""
+    from planner.command.served import doubt, options_of  # noqa: PLC0415 (as the report: only this needs them)
+    from planner.report import against as report  # noqa: PLC0415
+    from planner.specs.benchmarks import read_serving  # noqa: PLC0415
+
+    runs = read_serving(file)
+    asked = [options_of(run, given) for run in runs]
+    for model in dict.fromkeys(options["model"] for options in asked):
+        load_model(model)  # a name that is not known is bad input, not a row that cannot be priced
+    results = estimate_points({name: [options[name] for options in asked] for name in asked[0]}, len(runs))
+    for index, broken in _broken(results, limits).items():
+        results["error"][index] = broken
+    failed = [error for error in results["error"] if error is not None]
+    if len(failed) == len(runs):
+        raise NoPlanError(f"{file}: {failed[0]}")
+    rows = report.joined(results.rows(), runs)
+    if text := next((text for run in runs if (text := doubt(run, str(results["engine"][0])))), None):
+        opt.warn(text, quiet)
+    tabular.write_rows(rows, csv, json, not no_header)
+    if not opt.is_piped(csv, json) and not quiet:
+        from planner.report.table import print_estimate, print_results  # noqa: PLC0415
+
+        if len(runs) == 1:
+            print_estimate(results, load_machine(given["hardware"], given["engine"])[1])
+        else:
+            print_results(results)
+        report.print_against(rows, runs)
+    if failed:
+        opt.warn(f"{file}: {len(failed)} of {len(runs)} runs could not be priced; the first: {failed[0]}", quiet)
 
 
 def _points(

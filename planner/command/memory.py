@@ -69,6 +69,7 @@ def run(
         Start.of(
             shape, software, Plan(degree, depth, attention=sharding), budget,
             weights=weights, kv_cache=kv_cache, context=context, draft=draft, attention_dp=attention_dp,
+            hardware=machine,
         )
         for degree, depth in product(opt.numbers(tp, "--tp") or (1,), opt.numbers(pp, "--pp") or (1,))
     ]  # fmt: skip

@@ -44,7 +44,10 @@ Schedule = Annotated[
     str, typer.Option("--schedule", metavar="continuous|static", help="Continuous batching, or static batches.")
 ]
 Arrivals = Annotated[
-    str, typer.Option("--arrivals", metavar="steady|waves", help="How a prefill's stall divides between TTFT and TPOT.")
+    str | None,
+    typer.Option(
+        "--arrivals", metavar="steady|waves", help="Whether a prefill stalls answers or other prompts [the engine's]."
+    ),
 ]
 Weights = Annotated[
     str | None,

@@ -12,10 +12,11 @@ import typer
 from planner.command import COMMANDS
 from planner.command import options as opt
 from planner.plans.space import Filters, Refused
-from planner.ranking import NoneLeftError, rank
+from planner.ranking import NoneLeftError, Ranking, rank
 from planner.report import tabular
 from planner.request import Limits, Objective, Request
 from planner.results import COLUMNS, Results
+from planner.sensitivity.flips import Sensitivity, mark
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import ATTENTION
@@ -44,7 +45,7 @@ def run(
     osl: opt.Osl = 256,
     concurrency: opt.Concurrency = None,
     schedule: opt.Schedule = "continuous",
-    arrivals: opt.Arrivals = "steady",
+    arrivals: opt.Arrivals = None,
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     max_context: opt.MaxContext = None,
@@ -99,7 +100,7 @@ def run(
             weights,
             kv_cache,
             max_context,
-            cast(Arrivals, arrivals),
+            cast("Arrivals | None", arrivals),
         ),
         cast(Objective, objective),
         Limits(
@@ -133,11 +134,15 @@ def run(
                 _tables().print_rejected(error.refused)
             sys.stdout.flush()  # before the sentence on stderr
         raise
+    as_table = not opt.is_piped(csv, json) and not quiet
+    # it takes as long as ranking: scripts that sweep read CSV; and of the first row there is nothing to say
+    firm = mark(ranking) if as_table or (json is not None and top != 1) else None
     shown = ranking.results.take(slice(0, top or None))  # type: ignore[arg-type]
     refused = ranking.refused if rejected else []
     _write(request, shown, refused, csv, json, no_header)
-    if not opt.is_piped(csv, json) and not quiet:
+    if as_table:
         _tables().print_ranking(ranking, shown)
+        _print_sensitivity(firm, ranking)
         if rejected:
             print()
             _tables().print_rejected(refused)
@@ -145,6 +150,14 @@ def run(
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds * MS
+
+
+def _print_sensitivity(firm: Sensitivity | None, ranking: Ranking) -> None:
+    """The last lines of the caption."""
+    from planner.report.why import firmness  # noqa: PLC0415 (needed for tables only)
+
+    if firm is not None:
+        _tables().show(_tables().paragraphs([firmness(firm, ranking)]))
 
 
 def _tables() -> ModuleType:

@@ -8,11 +8,24 @@ import typer
 
 from planner.command import options as opt
 from planner.errors import InputError
-from planner.evidence.memory import comparisons, summaries, verdicts
+from planner.evidence import memory as starts
+from planner.evidence import rankings, validation
 from planner.report import evidence as report
 from planner.report import tabular
 
+Kernels = Annotated[bool, typer.Option("--kernels", help="Kernels and collectives, against their measured times.")]
 Memory = Annotated[bool, typer.Option("--memory", help="Memory and start-ups, against logs of engines.")]
+Serving = Annotated[bool, typer.Option("--serving", help="TPOT, TTFT and residence time, against serving runs.")]
+Published = Annotated[bool, typer.Option("--published", help="Latency and throughput tables that others published.")]
+Ranking = Annotated[bool, typer.Option("--ranking", help="What taking the planner's choice costs; reports of plans.")]
+Worst = Annotated[
+    int | None,
+    typer.Option("--worst", metavar="N", help="List the N largest errors of each table, with their sources."),
+]
+By = Annotated[
+    str | None,
+    typer.Option("--by", metavar="LIST", help="Group errors by check, hardware, engine, model, part."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -21,19 +34,47 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    kernels: Kernels = False,
     memory: Memory = False,
+    serving: Serving = False,
+    published: Published = False,
+    ranking: Ranking = False,
+    worst: Worst = None,
+    by: By = None,
     csv: opt.Csv = None,
     json: opt.Json = None,
     no_header: opt.NoHeader = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Holds the model against published measurements and prints how far off it is."""
+    """Holds the model against published measurements and prints how far off it is: all tables, or those named.
+
+    Engine constants are fitted on half of the serving groups (part `fitted`); the other half is only reported.
+    """
     opt.check_targets(csv, json)
-    if not memory:
-        raise InputError("say what to validate: --memory")
-    found, started = comparisons(), verdicts()
-    rows = report.memory_rows(found, started)
-    tabular.write_rows(rows, csv, json, not no_header)
-    if not opt.is_piped(csv, json) and not quiet:
-        report.print_memory(found, summaries(found), started)
+    if worst is not None and worst < 1:
+        raise InputError(f"--worst must be at least 1, found {worst}")
+    groups = None if by is None else opt.choices(by, "--by", validation.GROUPS)
+    asked = {"kernels": kernels, "memory": memory, "serving": serving, "published": published}
+    everything = not (ranking or any(asked.values()))
+    tables = [make() for name, make in validation.TABLES.items() if everything or asked[name]]
+    started = starts.verdicts() if everything or memory else []
+    said = validation.reports() if everything or ranking else []
+    tabular.write_rows(report.error_rows(tables, started, said), csv, json, not no_header)
+    if opt.is_piped(csv, json) or quiet:
+        return
+    for place, table in enumerate(tables):
+        if place:
+            print()
+        if worst is not None:
+            report.print_worst(table, worst)
+            continue
+        print(f"{table.title}: {len(table.found)} cases")
+        for view in [groups] if groups else table.views:
+            report.print_errors(table, view)
+        if table.name == "memory":
+            report.print_starts(started)
+    if said and worst is None:
+        if tables:
+            print()
+        report.print_ranking(validation.choices(), validation.published_order(), said, len(rankings.unpriced()))

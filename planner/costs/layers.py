@@ -36,7 +36,8 @@ class Operation(NamedTuple):
     activation_bytes: Num = 0.0
     kv_bytes: Num = 0.0
     items: Num = 0.0
-    """Work items that are scheduled one by one: KV heads x requests in decode attention."""
+    """Work items that are scheduled one by one: KV heads x requests in decode attention, heads x tokens in the norm of
+    queries and keys."""
     context: Num = 0.0
     """Tokens a decode row attends to."""
 
@@ -230,7 +231,12 @@ def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> li
     if model.attention.qk_norm:
         operations.append(
             Operation(
-                "qk norm", "elementwise", native, weight_bytes=2 * dh * ACT, activation_bytes=rows * qkv * 2 * ACT
+                "qk norm",
+                "elementwise",
+                native,
+                weight_bytes=2 * dh * ACT,
+                activation_bytes=rows * qkv * 2 * ACT,
+                items=rows * (shard.heads + shard.kv_heads),
             )
         )
     return operations

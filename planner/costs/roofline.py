@@ -77,8 +77,7 @@ def resources(hardware: Hardware, operation: Operation) -> tuple[Num, Num, Kerne
     traffic = plus(operation.weight_bytes, operation.kv_bytes)
     if hardware.roofline == "per_op":
         traffic = plus(traffic, operation.activation_bytes)
-    fraction = constants.memory_fraction or 1.0
-    return compute, traffic / (fraction * hardware.chip.memory_bandwidth), constants
+    return compute, traffic / (constants.streaming * hardware.chip.memory_bandwidth), constants
 
 
 def price_operation(hardware: Hardware, operation: Operation) -> Parts:

@@ -24,6 +24,7 @@ from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
 from planner.specs.workload import Arrivals, Schedule
+from planner.units import US
 
 Array = NDArray[np.float64]
 BLOCK_ROWS = 16384  # rows priced at once: their arrays stay in the cache
@@ -52,7 +53,7 @@ def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | 
         InputError: an unknown dtype.
     """
     stored = weight_dtype(weights or model.weights)
-    cache = kv_cache or engine.kv_cache.by_weights.get(stored.name, engine.kv_cache.default)
+    cache = kv_cache or engine.kv_dtype(stored.name, hardware)
     return Formats(stored, kv_dtype(cache), hardware.chip.compute_dtype(stored.compute), hardware.chip.native_dtype)
 
 
@@ -194,7 +195,8 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> 
     replica = _replica(setting, rows)
     runs = batch >= 1
     b = np.where(runs, batch, 1.0)
-    microbatches = np.minimum(rows.pp, b)
+    whole = setting.engine.scheduler.microbatches == "whole"
+    microbatches = np.ones_like(b) if whole else np.minimum(rows.pp, b)
     micro = np.ceil(b / microbatches)
     decode = pass_time(replica, Pass(micro, rows.isl + rows.osl / 2))
     step = _pipelined(decode, microbatches)
@@ -207,7 +209,9 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> 
         own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
         stall = passes + replaced * -1.0
         seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
-        ttft = own + stall * (1.0 - seen)
+        ttft = own + stall * (1.0 - seen) + Parts(overhead=setting.engine.host.request_us * US)
+        if setting.engine.scheduler.join_steps:
+            ttft = ttft + step * (setting.engine.scheduler.join_steps * (b > 1))
         tpot = step + stall * (seen / after)
     residence = ttft.total + (rows.osl - 1) * tpot.total
     latency = ttft.total + (rows.osl - 1) * np.where(answers, tpot.total, 0.0)

@@ -64,11 +64,11 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     """
     stages = replica.stages
     layer, first, last = _segments(replica, replica.shard, work)
-    host = Parts(
-        overhead=(replica.engine.host.step_us + replica.engine.host.per_sequence_us * work.decode_rows)
-        * US
-        * np.ones_like(stages.pp)
-    )
+    own = replica.engine.host
+    host = Parts(overhead=(own.step_us + own.per_sequence_us * work.decode_rows) * US * np.ones_like(stages.pp))
+    if own.layer_us or own.prefill_layer_us:
+        launches = own.layer_us + own.prefill_layer_us * (np.asarray(work.prefill_tokens) > 0)
+        layer = layer + Parts(overhead=launches * US)
     alone = stages.pp == 1
     stage_first = _settle(replica.hardware, layer * stages.first + first + last * alone) + host
     if np.all(alone):
@@ -89,10 +89,22 @@ def _segments(replica: Replica, shard: Shard, work: Pass) -> tuple[Parts, Parts,
     operations, transfers = count(replica.model, replica.engine, shard, work, replica.formats, replica.structure)
     segments = {"layer": Parts(), "first": Parts(), "last": Parts()}
     for operation in operations:
-        segments[operation.place] += _operation(replica.hardware, operation)
+        segments[operation.place] += _operation(replica.hardware, _as_run(replica, operation))
     for transfer in transfers:
         segments[transfer.place] += Parts(network=replica.network.price(transfer, replica.groups))
     return segments["layer"], segments["first"], segments["last"]
+
+
+def _as_run(replica: Replica, operation: Operation) -> Operation:
+    """The operation as the engine's kernels run it: weights that are converted on the fly, attention by groups."""
+    engine, attention = replica.engine, replica.model.attention
+    traffic = engine.weight_traffic.get(replica.formats.weights.name)
+    if traffic is not None and operation.kind == "gemm" and operation.place == "layer":  # the head is not quantised
+        return operation._replace(weight_bytes=operation.weight_bytes * traffic)
+    if engine.tensor_core_groups and operation.kind == "attention_decode" and attention.window is None:
+        group = attention.heads / attention.kv_heads
+        return operation._replace(flops=0.0) if group in engine.tensor_core_groups else operation
+    return operation
 
 
 def _operation(hardware: Hardware, operation: Operation) -> Parts:

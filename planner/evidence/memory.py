@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import numpy as np
-
 from planner.costs.memory import Budget
+from planner.evidence.comparison import Comparison
 from planner.plans.plan import Plan
 from planner.specs.catalog import load_engine
 from planner.specs.measurements import measured_model, measurements
@@ -21,21 +20,6 @@ from planner.units import GIB
 Row = dict[str, str]
 ANY_CHIP = 1024.0
 """GiB taken where no chip is named and none is needed."""
-
-
-class Comparison(NamedTuple):
-    """One quantity of one case."""
-
-    check: str
-    case: str
-    what: str
-    observed: float
-    predicted: float
-
-    @property
-    def error(self) -> float:
-        """Relative error, signed."""
-        return self.predicted / self.observed - 1
 
 
 class Verdict(NamedTuple):
@@ -79,16 +63,6 @@ _OUTSIDE = ("two servers on one node", "sampler after start-up", "attention over
 """Reasons that neither the memory of one server nor the shape of a plan decides."""
 
 
-class Summary(NamedTuple):
-    """Errors of one check, as shares."""
-
-    check: str
-    cases: int
-    mean: float
-    median: float
-    worst: float
-
-
 def start_of(row: Row) -> Start | None:
     """The start of a case, or none where its model, split or engine is not stated or not modelled."""
     if not (row["model"] and row["tp"] and row["constants"]):
@@ -120,7 +94,12 @@ def comparisons(rows: Iterable[Row] | None = None) -> list[Comparison]:
                 continue  # the model itself was inferred from its figures
             pair = observe(row, start)
             if pair is not None:
-                found.append(Comparison(check, row["case"], _what(row), *pair))
+                found.append(
+                    Comparison(
+                        check, row["case"], _what(row), *pair, hardware=row["chip"], engine=row["engine"],
+                        model=row["model"], source=row["source"],
+                    )
+                )  # fmt: skip
     return found
 
 
@@ -139,15 +118,6 @@ def verdicts(rows: Iterable[Row] | None = None) -> list[Verdict]:
             start = start._replace(context=start.engine.scheduler.block_tokens)
         found.append(Verdict(row["case"], _what(row), ran, row["reason"], start.refusal(gpus), decidable))
     return found
-
-
-def summaries(found: list[Comparison]) -> list[Summary]:
-    """Mean, median and worst absolute error of every check."""
-    result = []
-    for check in dict.fromkeys(comparison.check for comparison in found):
-        errors = np.abs([comparison.error for comparison in found if comparison.check == check])
-        result.append(Summary(check, len(errors), float(errors.mean()), float(np.median(errors)), float(errors.max())))
-    return result
 
 
 def _what(row: Row) -> str:

@@ -5,44 +5,97 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planner.evidence.memory import Comparison, Summary, Verdict
-from planner.report.table import Column, lay_out, show, width
+from planner.evidence.comparison import Comparison
+from planner.evidence.memory import Verdict
+from planner.evidence.picks import Order
+from planner.evidence.rankings import Report
+from planner.evidence.validation import Choices, Errors, grouped
+from planner.report.figures import short
+from planner.report.table import Column, lay_out, paragraphs, print_rows, show, width
+
+_COLUMNS = (
+    "table", "check", "case", "what", "hardware", "engine", "model", "part", "unit", "observed", "predicted", "error",
+    "right", "planner_says", "source",
+)  # fmt: skip
+_FIGURES = ("n", "bias", "mean", "median", "p90", "worst", "peer mean")
+_RIGHT = frozenset(_FIGURES)
 
 
-def memory_rows(found: Sequence[Comparison], verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Every comparison and every verdict as CSV and JSON have them."""
-    rows: list[dict[str, Any]] = [
-        {
-            "check": each.check, "case": each.case, "what": each.what, "observed": each.observed,
-            "predicted": each.predicted, "error": each.error, "right": None, "planner_says": None,
-        }
-        for each in found
+def error_rows(tables: Sequence[Errors], starts: Sequence[Verdict], said: Sequence[Report]) -> list[dict[str, Any]]:
+    """Every comparison, every start-up and every report of a ranking as CSV and JSON have them."""
+    rows = [
+        _row(table=table.name, unit=each.unit or None, **_common(each), error=each.error)
+        for table in tables
+        for each in table.found
+    ]
+    rows += [
+        _row(
+            table="memory", check="starts", case=each.case, what=each.what,
+            observed="ran" if each.ran else each.reason, right=each.right if each.decidable else None,
+            planner_says=each.refusal or "starts",
+        )
+        for each in starts
     ]  # fmt: skip
     rows += [
-        {
-            "check": "starts", "case": each.case, "what": each.what, "observed": "ran" if each.ran else each.reason,
-            "predicted": None, "error": None, "right": each.right if each.decidable else None,
-            "planner_says": each.refusal or "starts",
-        }
-        for each in verdicts
+        _row(
+            table="ranking", check=f"better in {each.metric}", case=each.report, what=each.what, unit="times",
+            observed=each.observed, predicted=each.predicted, right=each.agrees, planner_says=each.why,
+            source=each.source,
+        )
+        for each in said
     ]  # fmt: skip
     return rows
 
 
-def print_memory(found: Sequence[Comparison], summaries: Sequence[Summary], verdicts: Sequence[Verdict]) -> None:
-    """The errors of every check, the largest of them, and what starts."""
-    columns = [
-        Column("logged by engines", lambda row: str(row["each"].check), right=False),
-        Column("cases", lambda row: str(row["each"].cases)),
-        Column("mean", lambda row: f"{row['each'].mean:.2%}"),
-        Column("median", lambda row: f"{row['each'].median:.3%}"),
-        Column("worst", lambda row: f"{row['each'].worst:.1%}"),
-        Column("worst case", lambda row: _worst(found, row["each"].check), right=False, keep=1),
-    ]
-    show(lay_out(columns, [{"each": each} for each in summaries], width()), ["bold underline"])
+def _common(each: Comparison) -> dict[str, Any]:
+    names = ("check", "case", "what", "hardware", "engine", "model", "part", "observed", "predicted", "source")
+    return {name: getattr(each, name) if getattr(each, name) != "" else None for name in names}
+
+
+def _row(**given: Any) -> dict[str, Any]:
+    return dict.fromkeys(_COLUMNS) | given
+
+
+def print_errors(table: Errors, by: Sequence[str]) -> None:
+    """The errors of every group, sorted; the peer's mean over the cases that it predicts stands beside, if any."""
+    groups = grouped(table.found, by)
+    peers = any(peer is not None for _, peer in groups)
+    header = [*by, *(name for name in _FIGURES if peers or name != "peer mean")]
+    rows = []
+    for found, peer in groups:
+        figures = [str(found.cases), _percent(found.bias, "+")]
+        figures += [_percent(value) for value in (found.mean, found.median, found.p90, found.worst)]
+        rows.append([*found.key, *figures, *(["" if peer is None else _percent(peer)] if peers else [])])
+    print_rows(header, rows, right=_RIGHT)
+
+
+def _percent(share: float, sign: str = "") -> str:
+    """A share in percent, to two significant digits below one percent."""
+    digits = 1 if abs(share) >= 0.01 or not share else 2 if abs(share) >= 0.001 else 3
+    return f"{share:{sign}.{digits}%}"
+
+
+def print_worst(table: Errors, count: int) -> None:
+    """The cases that the planner misses most, with their sources."""
+    worst = sorted(table.found, key=lambda each: -abs(each.error))[:count]
+    print(f"{table.title}: the {len(worst)} largest errors")
+    rows = [
+        [
+            f"{each.error:+.1%}", short(each.observed), short(each.predicted), each.unit, each.case,
+            " ".join(word for word in (each.check + ",", each.hardware, each.engine, each.model) if word)
+            + f", {each.what}" + (f" [{each.source}]" if each.source else ""),
+        ]
+        for each in worst
+    ]  # fmt: skip
+    print_rows(
+        ["error", "measured", "said", "unit", "case", "what"], rows, right=frozenset({"error", "measured", "said"})
+    )
+
+
+def print_starts(verdicts: Sequence[Verdict]) -> None:
+    """What starts, what does not, and what is wrong or not decided."""
     decided = [each for each in verdicts if each.decidable]
     ran, stopped = [each for each in decided if each.ran], [each for each in decided if not each.ran]
-    print()
     print(
         f"Starts: {sum(each.right for each in ran)} of {len(ran)} that ran are not refused; "
         f"{sum(each.right for each in stopped)} of {len(stopped)} that failed are refused for their reason."
@@ -55,6 +108,36 @@ def print_memory(found: Sequence[Comparison], summaries: Sequence[Summary], verd
             print(f"not decided: {each.case} {each.what} ({each.open_question})")
 
 
-def _worst(found: Sequence[Comparison], check: str) -> str:
-    worst = max((each for each in found if each.check == check), key=lambda each: abs(each.error))
-    return f"{worst.case} {worst.what.partition(',')[0].rpartition('/')[2]}" if worst.error else ""
+def print_ranking(choices: Sequence[Choices], tables: Order, said: Sequence[Report], unpriced: int) -> None:
+    """What choosing by the planner costs, and what others reported of two plans."""
+    print("Choosing plan and load among serving runs under a limit on TPOT of 10, 20, 30, 50 ms")
+    columns = [
+        Column("of", lambda row: str(row["of"]), right=False),
+        Column("choices", lambda row: str(row["regret"].choices)),
+        Column("throughput lost", lambda row: f"{row['regret'].lost:.1%}"),
+        Column("limit missed", lambda row: f"{row['regret'].missed:.1%}"),
+        Column("nothing found", lambda row: str(row["regret"].none)),
+        Column("lost, with those", lambda row: f"{row['regret'].lost_with_none:.1%}"),
+        Column("pairs in order", lambda row: f"{row['order'].share:.1%} of {row['order'].pairs}"),
+    ]
+    rows: list[dict[str, Any]] = []
+    for each in choices:
+        rows.append({"of": each.what, "regret": each.ours, "order": each.order})
+        rows.append({"of": f"{each.what}, the peer", "regret": each.peer, "order": each.peer_order})
+    show(lay_out(columns, rows, width()), ["bold underline"])
+    agreed = sum(each.agrees for each in said)
+    show(
+        paragraphs(
+            [
+                f"Published tables: {tables.right} of {tables.pairs} pairs of plans more than 10 % apart are in order.",
+                f"Reports of which of two plans was better: {agreed} of {len(said)} ordered as reported; "
+                f"{unpriced} more cannot be priced (models, chips or engines that are not modelled).",
+            ]
+        )
+    )
+    for report in said:
+        if not report.agrees:
+            ratio = "without figures" if report.observed is None else f"{report.observed:.2f} times"
+            ours = "one cannot run" if report.predicted is None else f"{report.predicted:.2f} times"
+            text = f"{report.report} {report.what}: {report.better} over {report.other}, reported {ratio}, said {ours}"
+            show(paragraphs([f"differs: {text}{'; ' + report.miss if report.miss else ''}"]))

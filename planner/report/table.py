@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from planner.plans.space import Refused
 from planner.ranking import Ranking
 from planner.report.figures import plural, short
-from planner.report.why import caption
+from planner.report.why import caption, extrapolated
 from planner.results import Results
 from planner.specs.engine import Engine
 from planner.units import MS
@@ -153,6 +153,7 @@ def print_estimate(results: Results, engine: Engine) -> None:
         texts.append(
             f"Only {row['max_concurrency']} of {row['concurrency']} requests {why}; the figures are for those."
         )
+    texts += extrapolated(engine, results)
     show(paragraphs(texts))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from planner.costs.roofline import BOUNDS
-from planner.ranking import PUBLISHED_ERROR, Ranking, metric
+from planner.ranking import MEASURED_ERROR, Ranking, error_bar, metric
 from planner.report.figures import plural, short
 from planner.request import SEARCHED
+from planner.results import Results
+from planner.sensitivity.constants import Constant
+from planner.sensitivity.flips import Flip, Sensitivity, buffer
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.units import GIB, MS
@@ -19,6 +22,7 @@ _UNITS = {
 }
 _COST_WITHOUT_PRICE = ("gpu_s_per_token", "{} chip-s a token", "chip-ms a token")
 _REFUSED_BY = {"rule": "rule", "memory": "memory", "slo": "limits on time"}
+_FLIPS = 2  # constants that the caption names
 _PLAIN = {
     "compute": "computing",
     "memory": "reading memory",
@@ -76,6 +80,53 @@ def winner(ranking: Ranking) -> str:
     )
 
 
+def firmness(found: Sensitivity, ranking: Ranking) -> str:
+    """What would put another plan first: the nearest constants, and how many there are; or that none does."""
+    head = "Sensitivity at these loads" if _searched(ranking) else "Sensitivity"
+    if not found.flips:
+        nothing = f"{head}: no single constant within its uncertainty changes the first place"
+        if found.nearest is None:
+            return f"{nothing}."
+        constant, factor, plan, gap = found.nearest
+        return f"{nothing}; closest: {_at(constant, factor)} leaves {plan} {gap:.1%} behind.".replace("%", " %")
+    named = found.flips[:_FLIPS]
+    others = len({flip.constant.path for flip in found.flips} - {flip.constant.path for flip in named})
+    more = f"{others} more" if others else "No other"
+    looked = plural(found.constants, "constant")
+    return f"{head}: {'; '.join(map(_flip, named))}. {more} of {looked} would, each within its uncertainty."
+
+
+def _flip(flip: Flip) -> str:
+    """`PLAN comes first if CONSTANT is above VALUE`; of a collective, how long one takes."""
+    constant, up = flip.constant, flip.factor > 1
+    first = f"{flip.plan} comes first if"
+    if flip.values is None:
+        return f"{first} {constant.name} is {'above' if up else 'below'} x{flip.factor:.3g} ({constant.status})"
+    now, then, unit = flip.values
+    values = [f"{value:.3g} {unit}".rstrip() for value in (now, then)]
+    if flip.example is None:
+        return (
+            f"{first} {constant.name} is {'above' if up else 'below'} {values[1]} ({values[0]} here, {constant.status})"
+        )
+    _, kernel, op, level, what = constant.path
+    return (
+        f"{first} one {op.replace('_', '-')} over {level} ({kernel}) takes {'more' if then > now else 'less'} than "
+        f"{values[1]} for {buffer(flip.example)} ({values[0]} here, {constant.status}; {what} x{flip.factor:.3g})"
+    )
+
+
+def _at(constant: Constant, factor: float) -> str:
+    if constant.value is None:
+        return f"{constant.name} x{factor:.3g}"
+    now, then = (f"{value:.3g} {constant.unit}".rstrip() for value in (constant.value, constant.value * factor))
+    return f"{constant.name} at {then} ({now} here)"
+
+
+def _searched(ranking: Ranking) -> bool:
+    request = ranking.request
+    return request.workload.concurrency is None and (request.pareto or request.objective in SEARCHED)
+
+
 def assumed(hardware: Hardware, engine: Engine, across: bool) -> list[str]:
     """Groups of constants behind these figures that nobody measured."""
     unsure = [
@@ -98,8 +149,7 @@ def caption(ranking: Ranking) -> list[str]:
     """The lines below a ranked table: workload, limits, how many plans, why, how sure."""
     request, results = ranking.request, ranking.results
     work, first = request.workload, results.row(0)
-    searched = work.concurrency is None and (request.pareto or request.objective in SEARCHED)
-    load = "concurrency searched" if searched else f"concurrency {first['concurrency']}"
+    load = "concurrency searched" if _searched(ranking) else f"concurrency {first['concurrency']}"
     goal = "the Pareto frontier" if request.pareto else request.objective
     where = (
         f"slice {ranking.placement.slice} of {request.hardware.name}"
@@ -118,7 +168,7 @@ def caption(ranking: Ranking) -> list[str]:
     idle = _idle(ranking)
     if idle:
         lines.append(idle)
-    notes = [*_ties(ranking), *_loaded_ttft(ranking)]
+    notes = [*_ties(ranking), *_loaded_ttft(ranking), *extrapolated(request.engine, results)]
     if not (request.engine.host.step_us or request.engine.host.per_sequence_us):
         notes.append(f"Engine {request.engine.name} has no host time: the figures are bounds that no product reaches.")
     unsure = assumed(request.hardware, request.engine, request.gpus > (request.hardware.domain or request.gpus))
@@ -153,8 +203,36 @@ def _ties(ranking: Ranking) -> list[str]:
     """What the mark of a tie means; rows of a frontier are not in an order of which neighbours could be ties."""
     if ranking.request.pareto:
         return []
-    known = "its error is not known" if ranking.request.objective == "ttft" else "error assumed until measured"
-    return [f"~ = within {PUBLISHED_ERROR:.0%} of the row above: a tie ({known})."]
+    engine, bar = ranking.request.engine, error_bar(ranking.request)
+    if engine.calibrated is None:
+        known = f"error assumed: nobody can measure {engine.name}"
+    elif bar == MEASURED_ERROR:
+        known = "measured: see plan validate"
+    else:
+        known = "error assumed: nothing like it was measured"
+    if ranking.request.objective == "ttft" and bar == MEASURED_ERROR:
+        known = f"{known}; TTFT at light load is off by as much"
+    return [f"~ = within {bar:.0%} of the row above: a tie ({known})."]
+
+
+def extrapolated(engine: Engine, results: Results) -> list[str]:
+    """What of these rows lies beyond the measurements behind the engine's constants, and in how many of them."""
+    within = engine.calibrated
+    counts: dict[str, int] = {}
+    for text in results["extrapolates"]:
+        for name in (text or "").split(", "):
+            if name:
+                counts[name] = counts.get(name, 0) + 1
+    if within is None or not counts:
+        return []
+    stages = "one stage" if within.pp == 1 else f"to {within.pp} stages"
+    reach = (
+        f"{', '.join(within.hardware)}; TP to {within.tp}, {stages}, batches to {within.batch}, prompts to {within.isl}"
+    )
+    found = ", ".join(name if count == len(results) else f"{name} in {count}" for name, count in counts.items())
+    rows = "this plan" if len(results) == 1 else f"{len(results)} rows"
+    other = "" if within.same_version else ", of another version"
+    return [f"Extrapolated: {engine.name}'s constants were measured on {reach}{other}; beyond it ({rows}): {found}."]
 
 
 def _loaded_ttft(ranking: Ranking) -> list[str]:

@@ -12,10 +12,12 @@ from planner.specs.fields import (
     Kib,
     Micros,
     Provenance,
+    Ratio,
     Share,
     Tokens,
 )
-from planner.specs.hardware import CollectiveOp
+from planner.specs.hardware import CollectiveOp, Hardware
+from planner.specs.workload import Arrivals
 
 ATTENTION = ("heads", "batch")
 """Ways to shard attention and its KV cache."""
@@ -32,15 +34,44 @@ class Scheduler(NamedTuple):
     kv_reservation: Literal["whole", "paged"]
     """whole: isl + osl are held from the start; paged: pages as they fill, isl + osl/2 on average."""
     block_tokens: Count = 16
+    microbatches: Literal["split", "whole"] = "split"
+    """split: a pipeline cuts its batch into as many microbatches as it has stages; whole: its stages hand on whole
+    batches, and only `chunk_tokens` cuts a prefill."""
+    arrivals: Arrivals = "steady"
+    """How requests in a closed loop arrive when it is not said (see `workload.Workload`)."""
+    join_steps: Ratio = 0.0
+    """Decode steps that a prompt waits for on average, until the one in flight ends, where others are running."""
     sources: dict[str, str] = {}
 
 
 class Host(NamedTuple):
-    """Time of one step that no kernel hides: step_us + per_sequence_us x sequences; each pipeline stage pays it."""
+    """Time that no kernel hides. A pass costs each pipeline stage step_us + per_sequence_us x sequences + layer_us x
+    its layers, and prefill_layer_us x layers more where it holds prompt tokens.
+    """
 
     provenance: Provenance
     step_us: Micros
     per_sequence_us: Micros = 0.0
+    layer_us: Micros = 0.0
+    """Launching a layer's kernels one by one, where no graph replays them."""
+    prefill_layer_us: Micros = 0.0
+    """The same in passes with prompt tokens only: graphs are captured for decoding."""
+    request_us: Micros = 0.0
+    """Before a request's first token: HTTP, tokenizer, queues between processes. It delays that request alone, and is
+    not there where a batch is handed over whole (static)."""
+
+
+class Calibrated(NamedTuple):
+    """What the measurements reached that the constants were fitted on and held against; beyond, all is extrapolated."""
+
+    hardware: tuple[str, ...]
+    tp: Count
+    batch: Count
+    """Requests per replica."""
+    isl: Tokens
+    pp: Count = 1
+    same_version: bool = True
+    """false = another version of the engine was measured."""
 
 
 class EngineMemory(NamedTuple):
@@ -106,7 +137,16 @@ class Engine(NamedTuple):
     attention_dp: Literal["divides", "equal"] | None = None
     """Data-parallel attention inside a tensor-parallel group: any divisor of it, the group itself, or none."""
     aliases: tuple[str, ...] = ()
+    calibrated: Calibrated | None = None
+    """none = a bound or a textbook, which stands for no measurement."""
     kv_cache: KvDtype = KvDtype()
+    tensor_core_groups: tuple[Count, ...] = ()
+    """Query heads to a KV head for which decode attention runs on tensor cores (in layers without a window): there
+    what the query heads compute costs nothing beside reading the cache. It matters where the chip's constants of decode
+    attention have a `compute_fraction`, which is then that of the plain kernel."""
+    weight_traffic: dict[str, Ratio] = {}
+    """By weight dtype: memory traffic of a projection as a multiple of its stored bytes, where kernels that convert on
+    the fly read slower than plain ones; 1 if not given."""
     embedding_all_reduce: bool = True
     """The vocabulary is sharded in the embedding too, so its output is all-reduced."""
     vocabulary_multiple: Count = 1
@@ -118,6 +158,11 @@ class Engine(NamedTuple):
     chips: dict[str, dict[str, Any]] = {}
     """Overrides of a hardware file's keys under this engine, by the hardware's name."""
     notes: tuple[str, ...] = ()
+
+    def kv_dtype(self, weights: str, hardware: Hardware | None = None) -> str:
+        """Dtype of the KV cache when none is asked for: on this hardware, else for these weights, else always."""
+        own = {} if hardware is None else hardware.kv_cache
+        return own.get(weights, self.kv_cache.by_weights.get(weights, self.kv_cache.default))
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """(key path, sentence) wherever a value is none of those that exist."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from planner.errors import InputError
-from planner.specs.dtypes import ACTIVATION_BYTES, WEIGHTS
+from planner.specs.dtypes import ACTIVATION_BYTES, KV_CACHE, WEIGHTS
 from planner.specs.fields import (
     Count,
     CountOrZero,
@@ -19,6 +19,7 @@ from planner.specs.fields import (
     Micros,
     Norm,
     Provenance,
+    Ratio,
     Tflops,
     Watts,
 )
@@ -140,6 +141,19 @@ class NetworkLevel(NamedTuple):
         return tuple(Slice(tuple(int(axis) for axis in text.split("x"))) for text in self.slices)
 
 
+class InStep(NamedTuple):
+    """How a kernel runs inside an engine's step, where it differs from the same kernel alone in a loop.
+
+    A step's kernels are replayed back to back from a graph: one fixed time then holds for all number formats, and
+    weights stream on while kernels change. Fitted to serving measurements, not to the kernel's own.
+    """
+
+    provenance: Provenance
+    fixed_us: Micros
+    speed: Ratio = 1.0
+    """Bytes per second against those of the kernel alone."""
+
+
 class KernelConstants(NamedTuple):
     """Constants of one kind of operation in one dtype (DESIGN section 4).
 
@@ -153,14 +167,22 @@ class KernelConstants(NamedTuple):
     """Share of the peak reached by large shapes; none = this kind of operation is never compute-bound here."""
     memory_fraction: Fraction | None = None
     item_us: Micros = 0.0
-    """Cost of a work item: a KV head of a request in decode attention."""
+    """Cost of a work item: a KV head of a request in decode attention, a head of a token in the norm of queries and
+    keys, whose rows are too short to fill the memory's bandwidth."""
     depth_us: Micros = 0.0
     p: Norm = 1.0
+    in_step: InStep | None = None
+    """none = as alone."""
 
     @property
     def fixed(self) -> float:
-        """Seconds paid whenever the kernel runs."""
-        return self.fixed_us * US
+        """Seconds paid whenever the kernel runs in a step."""
+        return (self.fixed_us if self.in_step is None else self.in_step.fixed_us) * US
+
+    @property
+    def streaming(self) -> float:
+        """Share of the peak bandwidth that large shapes reach in a step."""
+        return (self.memory_fraction or 1.0) * (1.0 if self.in_step is None else self.in_step.speed)
 
 
 class RankRow(NamedTuple):
@@ -219,6 +241,8 @@ class Hardware(NamedTuple):
     roofline: Literal["per_op", "per_step"] = "per_op"
     """per_step: one maximum over a stage's summed FLOPs and bytes, weights and KV only (the textbook's)."""
     price: Price | None = None
+    kv_cache: dict[str, str] = {}
+    """Dtype of the KV cache by dtype of the weights, over the engine's own rule; set by engines under `chips`."""
     notes: tuple[str, ...] = ()
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
@@ -234,6 +258,8 @@ class Hardware(NamedTuple):
             yield f"kernels.gemm.{dtype}", "missing; without its constants it would be priced as the 16-bit type"
         for kind in self.kernels.keys() - set(KINDS):
             yield f"kernels.{kind}", f"unknown kind of kernel; expected one of {', '.join(KINDS)}"
+        for weights in (weights for weights, dtype in self.kv_cache.items() if dtype not in KV_CACHE):
+            yield f"kv_cache.{weights}", f"found {self.kv_cache[weights]!r}, expected one of {', '.join(KV_CACHE)}"
         if not self.network:
             yield "network", "is empty, expected at least one level"
         for index, level in enumerate(self.network):
@@ -245,6 +271,15 @@ class Hardware(NamedTuple):
                 yield f"collectives.{index}.level", f"found {row.level!r}, expected one of {', '.join(names)}"
             if not row.ranks and row.hop_us is None:
                 yield f"collectives.{index}", "has neither ranks nor hop_us; expected one of them for the latency"
+
+    @property
+    def alone(self) -> Hardware:
+        """The same hardware with its kernels as they run alone in a loop, which is how they are measured."""
+        kernels = {
+            kind: {dtype: constants._replace(in_step=None) for dtype, constants in by_dtype.items()}
+            for kind, by_dtype in self.kernels.items()
+        }
+        return self._replace(kernels=kernels)
 
     @property
     def domain(self) -> int | None:

@@ -21,7 +21,7 @@ class Workload(NamedTuple):
         weights: dtype of the weights; none = the model's own.
         kv_cache: dtype of the KV cache; none = the engine's rule.
         max_context: tokens that a request must be able to hold; changes memory only.
-        arrivals: how a prefill's stall divides between TTFT and TPOT.
+        arrivals: how requests arrive, which divides a prefill's stall between TTFT and TPOT; none = the engine's rule.
     """
 
     isl: int = 1024
@@ -31,4 +31,4 @@ class Workload(NamedTuple):
     weights: str | None = None
     kv_cache: str | None = None
     max_context: int | None = None
-    arrivals: Arrivals = "steady"
+    arrivals: Arrivals | None = None

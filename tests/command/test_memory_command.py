@@ -1,4 +1,4 @@
-"""`plan memory` and `plan validate --memory`: what is printed, written and refused."""
+"""`plan memory`: what is printed, written and refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from helpers import run
-
-from planner.evidence.memory import comparisons, verdicts
 
 
 def rows(*words: object, status: int = 0) -> list[dict[str, Any]]:
@@ -112,26 +110,3 @@ def test_an_older_engine_is_a_file_of_its_own() -> None:
     (new,) = rows("-m", "llama3-70b", "--tp", 4)
     (old,) = rows("-m", "llama3-70b", "--tp", 4, "--engine", "vllm-0.11")
     assert old["activations_gib"] == pytest.approx(new["activations_gib"] * 9.73 / 3.86, rel=1e-3)
-
-
-def test_validate_prints_every_check_and_every_wrong_verdict() -> None:
-    done = run("validate", "--memory")
-    assert (done.status, done.err) == (0, "")
-    decided = [verdict for verdict in verdicts() if verdict.decidable]
-    ran = sum(verdict.ran for verdict in decided)
-    assert f"{ran} of {ran} that ran are not refused" in done.out
-    assert f"{len(decided) - ran} of {len(decided) - ran} that failed are refused for their reason" in done.out
-    assert re.search(r"^weights per chip +\d+ +0\.\d+% +0\.\d+% +\d\.\d%", done.out, re.MULTILINE)
-    assert "wrong:" not in done.out
-
-
-def test_validate_writes_every_comparison() -> None:
-    table = json.loads(run("validate", "--memory", "--json", "-").out)
-    assert len(table) == len(comparisons()) + len(verdicts())
-    assert all(row["error"] is not None for row in table if row["check"] != "starts")
-
-
-def test_validate_wants_to_know_what() -> None:
-    done = run("validate")
-    assert (done.status, done.out) == (2, "")
-    assert "--memory" in done.err

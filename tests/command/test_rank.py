@@ -112,7 +112,16 @@ def test_some_csv_figure_needs_the_rounding_to_six_digits() -> None:
 def test_json_has_null_where_nothing_applies_and_whole_numbers_whole() -> None:
     row, second, *_ = as_json(*SMALL, "--osl", "1", "-H", "h100-lecture")
     absent = {name for name, value in row.items() if value is None}
-    assert absent == {"tpot_ms", "mfu_decode", "usd_per_mtok", "wh_per_mtok", "tie", "error"}
+    assert absent == {
+        "tpot_ms",
+        "mfu_decode",
+        "usd_per_mtok",
+        "wh_per_mtok",
+        "tie",
+        "error",
+        "flips_if",
+        "extrapolates",
+    }
     assert {name for name, value in row.items() if type(value) is int} == set(WHOLE)
     assert type(second["tie"]) is bool
 

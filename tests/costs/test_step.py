@@ -53,7 +53,9 @@ def stage_seconds(one: Replica, work: Pass, tp: int, pp: int) -> list[float]:
         else:  # one maximum over the whole stage
             needs = [[times[o.place] * o.times * float(x) for x in resources(hardware, o)[:2]] for o in operations]
             work_seconds = max(sum(compute for compute, _ in needs), sum(memory for _, memory in needs))
-        host = (engine.host.step_us + engine.host.per_sequence_us * float(work.decode_rows)) * US
+        own = engine.host
+        host = (own.step_us + own.per_sequence_us * float(work.decode_rows)) * US
+        host += layers * (own.layer_us + own.prefill_layer_us * float(work.prefill_tokens > 0)) * US
         seconds.append(work_seconds + network + host)
     return seconds
 

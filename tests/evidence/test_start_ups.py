@@ -7,12 +7,13 @@ import re
 import pytest
 
 from planner.costs.weights import parameters
-from planner.evidence.memory import comparisons, start_of, summaries, verdicts
+from planner.evidence.comparison import summarised
+from planner.evidence.memory import comparisons, start_of, verdicts
 from planner.specs.catalog import MODELS, load_engine, names
 from planner.specs.measurements import FOLDER, measured_model, measurements
 
 ROWS = measurements("memory")
-CHECKS = {summary.check: summary for summary in summaries(comparisons())}
+CHECKS = {summary.key[0]: summary for summary in summarised(comparisons(), ["check"])}
 
 
 def test_all_published_cases_are_carried_with_their_sources() -> None:
@@ -30,7 +31,7 @@ def test_every_model_and_engine_of_a_case_can_be_read() -> None:
         if row["constants"]:
             assert load_engine(row["constants"]).name == row["constants"]
     beside = {path.stem for path in (FOLDER / "models").glob("*.yaml")}
-    assert beside <= {row["model"] for row in ROWS}
+    assert beside <= {row["model"] for name in ("memory", "published") for row in measurements(name)}
     assert not beside & set(names(MODELS))
 
 

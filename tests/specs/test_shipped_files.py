@@ -174,6 +174,12 @@ def test_every_figure_of_the_silicon_and_the_wires_has_a_source(name: str) -> No
 def test_every_group_of_constants_of_a_hardware_file_says_where_it_is_from(name: str) -> None:
     machine = load_hardware(name)
     expected = {f"kernels.{kind}.{dtype}.provenance" for kind, rows in machine.kernels.items() for dtype in rows}
+    expected |= {
+        f"kernels.{kind}.{dtype}.in_step.provenance"
+        for kind, rows in machine.kernels.items()
+        for dtype, constants in rows.items()
+        if constants.in_step
+    }
     expected |= {f"collectives.{place}.provenance" for place in range(len(machine.collectives))}
     found = dict(provenances(machine))
     assert set(found) == expected

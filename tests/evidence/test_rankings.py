@@ -1,0 +1,108 @@
+"""Which plan is better: reports of others, and groups of published figures that differ in the plan alone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from planner.errors import InputError
+from planner.evidence.rankings import APART, pairs, reports, share_right, unpriced
+from planner.plans.plan import Plan
+from planner.results import COLUMNS
+from planner.specs.catalog import ENGINES, HARDWARE, names
+from planner.specs.measurements import measured_model, measurements
+
+ROWS = measurements("rankings")
+REPORTS = {report.report: report for report in reports()}
+PAIRS = pairs()
+
+
+def test_every_report_is_carried_with_its_source_and_is_either_priced_or_has_a_reason() -> None:
+    assert len({row["report"] for row in ROWS}) == len(ROWS) == 28
+    assert {row["kind"] for row in ROWS} == {"measured", "statement", "predicted"}
+    for row in ROWS:
+        assert re.match(r"https://github\.com/\S+/(issues|pull)/\d+$", row["source"])
+        assert row["better"] in ("a", "b")
+        assert bool(row["reason"]) != bool(row["model"])
+        if row["reason"]:
+            continue
+        assert measured_model(row["model"]).vocab > 0
+        assert row["hardware"] in names(HARDWARE)
+        assert row["engine"] in names(ENGINES)
+        assert row["column"] in COLUMNS
+        assert Plan.parse(row["plan_a"]) != Plan.parse(row["plan_b"])
+    assert len(REPORTS) + len(unpriced()) == 28
+    assert len(REPORTS) >= 8
+    assert all(each.reason and each.what and each.source for each in unpriced())
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_is_ordered_as_it_says_or_is_a_known_miss_with_a_reason(name: str) -> None:
+    report = REPORTS[name]
+    assert report.agrees != bool(report.miss), report
+    assert report.better in report.why
+    assert report.other in report.why
+    assert report.observed is None or report.observed > 1
+
+
+def test_a_plan_that_cannot_run_loses() -> None:
+    refused = REPORTS["P44"]
+    assert refused.agrees
+    assert refused.predicted is None
+    assert "does not divide the 40 query heads" in refused.why
+
+
+def test_what_is_better_by_a_measured_factor_is_so_within_a_third() -> None:
+    for name in ("P06", "P07"):
+        report = REPORTS[name]
+        assert report.observed is not None
+        assert report.predicted == pytest.approx(report.observed, rel=1 / 3)
+
+
+def test_turning_a_report_round_turns_the_verdict_round() -> None:
+    row = next(row for row in ROWS if row["report"] == "P06")
+    turned = {**row, "better": "a"}
+    found, said = reports([turned])[0], REPORTS["P06"]
+    assert (found.better, found.other) == (said.other, said.better)
+    assert not found.agrees
+    assert found.predicted is not None
+    assert said.predicted is not None
+    assert found.predicted * said.predicted == pytest.approx(1)
+
+
+def test_a_report_of_which_nothing_can_run_is_named() -> None:
+    row = next(row for row in ROWS if row["report"] == "P06")
+    with pytest.raises(InputError, match="report P06: neither plan can be priced"):
+        reports([{**row, "plan_a": "TP3", "plan_b": "TP7"}])
+    assert reports([]) == []
+
+
+def test_published_groups_are_ordered_as_measured() -> None:
+    """Pairs more than a tenth apart; TP8xPP3 of 530B at 256 requests may be the one that is not."""
+    assert len(PAIRS) >= 200
+    assert all(pair.observed > 1 + APART for pair in PAIRS)
+    assert share_right(PAIRS) >= 0.99
+    wrong = [pair for pair in PAIRS if not pair.right]
+    assert {pair.group for pair in wrong} <= {"FT-mt-nlg-530b-fp16-60/20-b256"}
+
+
+def test_tensor_against_pipeline_parallelism_across_nodes_is_ordered_as_measured() -> None:
+    """TP16 and TP32 beat TP8xPP3 on fewer chips each but once: 64 prompts of 128 tokens fill the pipeline."""
+    nodes = [pair for pair in PAIRS if pair.better.model == "mt-nlg-530b"]
+    assert len(nodes) >= 30
+    assert share_right(nodes) >= 0.97
+    pipelined = [pair for pair in nodes if "TP8xPP3" in pair.better.what]
+    assert [pair.group for pair in pipelined] == ["FT-mt-nlg-530b-fp16-128/8-b64"]
+    assert all(pair.right for pair in pipelined)
+
+
+def test_the_better_of_a_pair_is_the_faster_one() -> None:
+    for pair in PAIRS:
+        if pair.better.unit == "ms":
+            assert pair.better.observed < pair.other.observed
+        else:
+            assert pair.better.observed > pair.other.observed
+    close = pairs(apart=0.0)
+    assert len(close) >= len(PAIRS)
+    assert len(pairs(apart=1.0)) < len(PAIRS)
