@@ -29,6 +29,8 @@ _LOADED: dict[tuple[str, str], Any] = {}
 _SOURCES: list[tuple[Path, Any]] = []  # which file each specification came from
 _TRUSTED: list[Any] = []  # specifications built from shipped files only
 _NAMES = re.compile(r"^(?:aliases|hf_ids):.*(?:\n[ -].*)*", re.MULTILINE)
+_VERSIONED = re.compile(r"(?P<base>.+?)-v?(?P<version>\d+(?:\.\d+)+)(?:[.-]?(?:post|rc|dev|a|b)\d*)*", re.IGNORECASE)
+_SINCE = re.compile(r"^since: *['\"]?(\d[0-9.]*)", re.MULTILINE)
 _LARGEST = 4 * 2**20  # a specification is a few KiB; anything near this is another kind of file
 
 
@@ -350,7 +352,25 @@ def _path_of(family: Family[Any], name: str) -> Path | None:
     for path, text in _files(family):
         if path.stem == name or (wanted in text.lower() and wanted in _other_names(path, text)):
             return path
-    return None
+    return _covering(name) if family is ENGINES else None
+
+
+def _covering(name: str) -> Path | None:
+    """The file of an engine that covers a version: of `vllm-0.12.0` the one with the latest `since` up to 0.12.0."""
+    asked = _VERSIONED.fullmatch(name)
+    if asked is None:
+        return None
+    base, version = asked["base"].lower(), _numbers_of(asked["version"])
+    covering = [
+        (_numbers_of(since[1]), path)
+        for path, text in _files(ENGINES)
+        if (since := _SINCE.search(text)) and re.fullmatch(rf"{re.escape(base)}(-[0-9.]+)?", path.stem)
+    ]
+    return max([pair for pair in covering if pair[0] <= version], default=(None, None))[1]
+
+
+def _numbers_of(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 def _other_names(path: Path, text: str) -> list[str]:

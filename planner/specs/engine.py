@@ -137,6 +137,8 @@ class Engine(NamedTuple):
     attention_dp: Literal["divides", "equal"] | None = None
     """Data-parallel attention inside a tensor-parallel group: any divisor of it, the group itself, or none."""
     aliases: tuple[str, ...] = ()
+    since: str | None = None
+    """The first version that this file stands for; it ends where the next file of this engine begins."""
     calibrated: Calibrated | None = None
     """none = a bound or a textbook, which stands for no measurement."""
     kv_cache: KvDtype = KvDtype()
