@@ -27,7 +27,8 @@ def why_none(request: Request, priced: Priced) -> str:
     if memory:
         closest = _closest(request)
         reason = next(refused.reason for refused in memory if refused.plan == closest)
-        return f"no plan for {where} fits in memory. Closest: {_labelled(closest, reason)}. {_roomier(request)}"
+        what = "runs so many requests" if reason.startswith("the engine runs at most") else "fits in memory"
+        return f"no plan for {where} {what}. Closest: {_labelled(closest, reason)}. {_roomier(request)}"
     if priced.refused:
         first = priced.refused[0]
         return f"no plan for {where} is valid. {_labelled(first.plan, first.reason)}"

@@ -24,7 +24,7 @@ def plan(
     isl: int = 1024,
     osl: int = 256,
     concurrency: int | None = None,
-    schedule: Schedule = "continuous",
+    schedule: Schedule | None = None,
     arrivals: Arrivals | None = None,
     weights: str | None = None,
     kv_cache: str | None = None,

@@ -1,41 +1,98 @@
-"""What lies beyond the measurements that an engine's constants were fitted on, row by row."""
+"""How far a row stands on measurements: what lies beyond those behind the engine, and which constants are assumed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.serving import Rows
+from planner.costs.serving import Rows, Setting
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 
-BEYOND = ("hardware", "version", "tp", "pp", "batch", "isl")
-"""What may lie beyond: machine, version of the engine, a degree, requests per replica, length of a prompt."""
+BEYOND = ("hardware", "version", "weights", "schedule", "tp", "pp", "batch", "isl")
+"""What may lie beyond: machine, version of the engine, dtype of the weights, batching, a degree, requests per replica,
+length of a prompt."""
+Column = NDArray[Any]
 
 
-def beyond(engine: Engine, hardware: Hardware, rows: Rows, batch: NDArray[np.float64]) -> NDArray[Any]:
+def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
     """What of each row lies beyond the engine's calibration, as `tp, batch`; none = nothing, or there is none.
 
     Args:
-        engine: with what its constants were `calibrated` on; none for a bound or a textbook.
-        hardware: is within it by its name; a file that extends another is a machine of its own.
+        setting: hardware is within by its name; a file that extends another is a machine of its own.
         rows: to look at.
         batch: [rows] requests per replica.
     """
-    texts: NDArray[Any] = np.full(rows.length, None, dtype=object)
-    within = engine.calibrated
+    within = setting.engine.calibrated
     if within is None:
+        return np.full(rows.length, None, dtype=object)
+
+    def everywhere(mask: bool) -> NDArray[np.bool_]:
+        return np.full(rows.length, mask)
+
+    return _worded(
+        rows.length,
+        BEYOND,
+        (
+            everywhere(setting.hardware.name not in within.hardware),
+            everywhere(not within.same_version),
+            everywhere(setting.formats.weights.name not in within.weights),
+            everywhere(within.schedule not in (None, setting.schedule)),
+            rows.tp > within.tp,
+            rows.pp > within.pp,
+            (batch > within.batch) | (batch < within.least_batch),
+            rows.isl > within.isl,
+        ),
+    )
+
+
+def unmeasured(setting: Setting, rows: Rows) -> Column:
+    """Groups of constants behind each row that nobody measured, as `elementwise, collectives over infiniband`."""
+    hardware, chips = setting.hardware, rows.tp * rows.pp
+    names = assumed(hardware, setting.engine, setting.formats.compute, len(hardware.network))
+    outer = {f"collectives over {level.name}": place for place, level in enumerate(hardware.network)}
+    domains = [1, *(level.chips or 1 for level in hardware.network[:-1])]
+    masks = [chips > domains[outer[name]] if name in outer else np.ones(rows.length, dtype=bool) for name in names]
+    return _worded(rows.length, names, masks)
+
+
+def assumed(hardware: Hardware, engine: Engine, compute: str, levels: int) -> list[str]:
+    """Groups of constants that nobody measured: kernels in this arithmetic, collectives of the first `levels`, host."""
+    unsure = [kind.replace("_", " ") for kind in hardware.kernels if _of(hardware, kind, compute) == "assumed"]
+    for level in hardware.network[:levels]:
+        if any(row.level == level.name and row.provenance.status == "assumed" for row in hardware.collectives):
+            unsure.append(f"collectives over {level.name}")
+    if engine.host.provenance.status == "assumed":
+        unsure.append("host time")
+    if engine.memory.provenance.status == "assumed":
+        unsure.append("memory that the engine keeps")
+    return unsure
+
+
+def stands_on_measurements(hardware: Hardware, engine: Engine, compute: str) -> bool:
+    """Whether matrix products and attention were measured on this chip, and the engine, if it is one, with it."""
+    within = engine.calibrated
+    known = within is None or (hardware.name in within.hardware and within.same_version)
+    kernels = ("gemm", "attention_decode", "attention_prefill")
+    return known and all(_of(hardware, kind, compute) != "assumed" for kind in kernels)
+
+
+def _of(hardware: Hardware, kind: str, dtype: str) -> str:
+    return hardware.constants(kind, dtype)[1].provenance.status
+
+
+def _worded(rows: int, names: Sequence[str], masks: Sequence[NDArray[np.bool_]]) -> Column:
+    """The names whose mask holds, row by row, joined; none where no mask does."""
+    texts: Column = np.full(rows, None, dtype=object)
+    if not any(mask.any() for mask in masks):
         return texts
-    other = np.full(rows.length, hardware.name not in within.hardware)
-    version = np.full(rows.length, not within.same_version)
-    masks = (other, version, rows.tp > within.tp, rows.pp > within.pp, batch > within.batch,
-             rows.isl > within.isl)  # fmt: skip
-    code = sum(mask.astype(int) << place for place, mask in enumerate(masks))
-    words = [
-        ", ".join(name for place, name in enumerate(BEYOND) if number >> place & 1) or None
-        for number in range(1 << len(BEYOND))
-    ]
-    texts[:] = np.array(words, dtype=object)[code]
+    code = np.zeros(rows, dtype=np.int64)
+    for place, mask in enumerate(masks):
+        code |= mask.astype(np.int64) << place
+    for number in np.unique(code).tolist():
+        words = ", ".join(name for place, name in enumerate(names) if number >> place & 1)
+        texts[code == number] = words or None
     return texts

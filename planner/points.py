@@ -36,7 +36,7 @@ TEXTS = (
 OPTIONS = (*NUMBERS, *TEXTS)
 """Names of what may be given for a point: the command's options, with underscores."""
 DEFAULTS: dict[str, Any] = {
-    "hardware": "h100", "objective": "latency", "schedule": "continuous", "isl": 1024, "osl": 256,
+    "hardware": "h100", "objective": "latency", "isl": 1024, "osl": 256,
     "attention": "heads", "prefill_attention": "heads", "ffn": "1d", "prefill_ffn": "1d",
 }  # fmt: skip
 

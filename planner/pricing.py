@@ -111,7 +111,7 @@ def setting_of(request: Request, placement: Placement, structure: Structure) -> 
         formats_of(request.model, request.hardware, request.engine, work.weights, work.kv_cache),
         structure,
         Budget.of(request.hardware, request.engine, request.limits.memory, request.limits.memory_fraction),
-        work.schedule,
+        work.schedule or request.engine.scheduler.schedule,
         work.arrivals or request.engine.scheduler.arrivals,
         price_given if price_given is not None else (listed.usd_per_chip_hour if listed else None),
     )
@@ -232,7 +232,7 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
             )
         elif fitted.by_memory[index] >= concurrency[index]:
             reasons[index] = (
-                f"the engine runs at most {setting.engine.scheduler.max_sequences} sequences a replica, "
+                f"the engine runs at most {_sequences(setting.engine.scheduler.max_sequences)} a replica, "
                 f"{fitted.max_concurrency[index]:.0f} in all, {concurrency[index]:.0f} asked; "
                 f"there is KV room for {fitted.by_memory[index]:.0f}"
             )
@@ -242,3 +242,7 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
                 f"{concurrency[index]:.0f} asked"
             )
     return reasons
+
+
+def _sequences(count: int) -> str:
+    return f"{count} sequence{'' if count == 1 else 's'}"

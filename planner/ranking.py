@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.advice import why_none
+from planner.costs.serving import formats_of
 from planner.errors import NoPlanError
+from planner.extrapolation import stands_on_measurements
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.space import Refused
@@ -129,8 +131,9 @@ def _pareto(results: Results) -> Results:
 
 def error_bar(request: Request) -> float:
     """The share by which two plans must differ to be told apart: wider where nothing of the kind was measured."""
-    within = request.engine.calibrated
-    known = within is None or (request.hardware.name in within.hardware and within.same_version)
+    work = request.workload
+    formats = formats_of(request.model, request.hardware, request.engine, work.weights, work.kv_cache)
+    known = stands_on_measurements(request.hardware, request.engine, formats.compute)
     return MEASURED_ERROR if known else ASSUMED_ERROR
 
 

@@ -82,10 +82,13 @@ def check(request: Request) -> None:
         if text is not None and not isinstance(text, str):
             raise InputError(f"--{name} must be a text, found {text!r}")
     _check_filters(request.filters)
-    words = {"objective": (request.objective, OBJECTIVES), "schedule": (work.schedule, SCHEDULES)}
-    arrivals = {} if work.arrivals is None else {"arrivals": (work.arrivals, ARRIVALS)}
-    for name, (word, allowed) in {**words, **arrivals}.items():
-        if word not in allowed:
+    words = {
+        "objective": (request.objective, OBJECTIVES),
+        "schedule": (work.schedule, SCHEDULES),
+        "arrivals": (work.arrivals, ARRIVALS),
+    }
+    for name, (word, allowed) in words.items():
+        if word not in allowed and not (word is None and name != "objective"):
             raise InputError(f"--{name}: expected one of {', '.join(allowed)}, found {word!r}")
     if work.osl < 2 and (request.objective == "tpot" or request.pareto):
         goal = "--pareto" if request.pareto else "--objective tpot"

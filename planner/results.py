@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from planner.costs.roofline import BOUNDS, Parts
 from planner.costs.serving import Estimates, Fit, Rows, Setting
-from planner.extrapolation import beyond
+from planner.extrapolation import beyond, unmeasured
 from planner.plans.plan import Plan
 from planner.units import GIB, HOUR, MS
 
@@ -22,7 +22,7 @@ COLUMNS = (
     "tokens_per_s", "total_tokens_per_s", "tokens_per_s_per_gpu", "requests_per_s", "usd_per_mtok", "wh_per_mtok",
     "gpu_s_per_token", "mfu_prefill", "mfu_decode", "weights_gib", "kv_gib", "other_gib", "memory_gib",
     "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error", "flips_if",
-    "engine_version", "extrapolates",
+    "engine_version", "extrapolates", "assumed", "arrivals",
 )  # fmt: skip
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
@@ -178,7 +178,9 @@ def results_of(
         "error": none,
         "flips_if": none,
         "engine_version": texts(setting.engine.version, count),
-        "extrapolates": beyond(setting.engine, setting.hardware, rows, fitted.batch),
+        "extrapolates": beyond(setting, rows, fitted.batch),
+        "assumed": unmeasured(setting, rows),
+        "arrivals": texts(None if setting.schedule == "static" else setting.arrivals, count),
     }
     return Results(columns, _by_bound(priced.ttft_parts), _by_bound(priced.tpot_parts))
 

@@ -25,6 +25,10 @@ from planner.specs.catalog import ENGINES, HARDWARE, names
         ({"tp": 8, "engine": "vllm-0.6"}, "version"),
         ({"tp": 16, "pp": 2, "engine": "ideal"}, None),
         ({"tp": 8, "hardware": "h100-lecture"}, None),
+        ({"tp": 8, "weights": "int4"}, "weights"),
+        ({"tp": 8, "engine": "sglang"}, "batch"),  # nothing below 16 in flight was measured
+        ({"tp": 8, "engine": "trtllm-0.9", "schedule": "continuous"}, "schedule"),
+        ({"tp": 8, "engine": "trtllm-0.9"}, None),  # whose schedule is static
     ],
 )
 def test_what_lies_beyond_the_calibration(options: dict[str, Any], beyond: str | None) -> None:

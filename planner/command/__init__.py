@@ -7,6 +7,7 @@ word belong to `rank`, so that options before a command word are never dropped s
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 import traceback
@@ -28,6 +29,8 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 done, 1 a fault of our own, 2 bad input, 3 no plan satisfies it."""
+    if sys.stdout is None:  # closed by whoever started this
+        sys.stdout = io.StringIO()
     gc.disable()  # a run is short and its data small; collecting while importing costs more than it frees
     words = list(sys.argv[1:] if arguments is None else arguments)
     status = _run(words)
@@ -35,6 +38,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:  # what is left in the buffer must not be tried again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError) as error:  # a full disk behind it, or nothing at all
+        print(f"plan: the output cannot be written: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = status or 2
     sys.exit(status)
 
 
@@ -52,6 +59,11 @@ def _run(words: list[str]) -> int:
         return error.exit_status
     except BrokenPipeError:
         return 0  # whoever read the output has read enough
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"plan: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("plan: interrupted", file=sys.stderr)
         return 130

@@ -70,7 +70,7 @@ def run(
     isl: opt.Isl = 1024,
     osl: opt.Osl = 256,
     concurrency: opt.Concurrency = None,
-    schedule: opt.Schedule = "continuous",
+    schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,

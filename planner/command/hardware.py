@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
         "List the hardware in the catalogue.",
         (
             Shown("name"),
-            Shown("tflops_16bit", 6, "TFLOP/s"),
+            Shown("tflops_16bit", 6, "TF/s"),
             Shown("memory_gib", 8, "GiB"),
             Shown("memory_gb_per_s", 7, "GB/s"),
             Shown("link_gb_per_s", 3, "link GB/s", lambda row: str(row["network"]).split()[-1]),

@@ -41,12 +41,15 @@ Concurrency = Annotated[
     ),
 ]
 Schedule = Annotated[
-    str, typer.Option("--schedule", metavar="continuous|static", help="Continuous batching, or static batches.")
+    str | None,
+    typer.Option(
+        "--schedule", metavar="continuous|static", help="Continuous batching, or static batches [the engine's]."
+    ),
 ]
 Arrivals = Annotated[
     str | None,
     typer.Option(
-        "--arrivals", metavar="steady|waves", help="Whether a prefill stalls answers or other prompts [the engine's]."
+        "--arrivals", metavar="steady|waves", help="Requests come one by one, or together in waves [the engine's]."
     ),
 ]
 Weights = Annotated[

@@ -55,12 +55,15 @@ def run(
     if worst is not None and worst < 1:
         raise InputError(f"--worst must be at least 1, found {worst}")
     groups = None if by is None else opt.choices(by, "--by", validation.GROUPS)
+    if groups is not None:  # TPOT and TTFT, ms and tokens/s do not belong into one mean
+        groups = tuple(dict.fromkeys(groups if "check" in groups else ("check", *groups)))
     asked = {"kernels": kernels, "memory": memory, "serving": serving, "published": published}
     everything = not (ranking or any(asked.values()))
     tables = [make() for name, make in validation.TABLES.items() if everything or asked[name]]
     started = starts.verdicts() if everything or memory else []
     said = validation.reports() if everything or ranking else []
-    tabular.write_rows(report.error_rows(tables, started, said), csv, json, not no_header)
+    chosen = validation.choices() if said else []
+    tabular.write_rows(report.error_rows(tables, started, said, chosen), csv, json, not no_header)
     if opt.is_piped(csv, json) or quiet:
         return
     for place, table in enumerate(tables):
@@ -74,7 +77,7 @@ def run(
             report.print_errors(table, view)
         if table.name == "memory":
             report.print_starts(started)
-    if said and worst is None:
+    if said:
         if tables:
             print()
-        report.print_ranking(validation.choices(), validation.published_order(), said, len(rankings.unpriced()))
+        report.print_ranking(chosen, validation.published_order(), said, len(rankings.unpriced()))

@@ -77,7 +77,10 @@ def resources(hardware: Hardware, operation: Operation) -> tuple[Num, Num, Kerne
     traffic = plus(operation.weight_bytes, operation.kv_bytes)
     if hardware.roofline == "per_op":
         traffic = plus(traffic, operation.activation_bytes)
-    return compute, traffic / (constants.streaming * hardware.chip.memory_bandwidth), constants
+    share: Num = constants.memory_fraction or 1.0
+    if constants.in_step is not None:  # faster than alone, but not than the memory
+        share = np.minimum(share * constants.in_step.speed, np.maximum(share, 1.0))
+    return compute, traffic / (share * hardware.chip.memory_bandwidth), constants
 
 
 def price_operation(hardware: Hardware, operation: Operation) -> Parts:

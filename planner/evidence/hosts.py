@@ -60,10 +60,15 @@ def lay(constants: Constants, machine: Machine = load_machine) -> Machine:
             dtype: own._replace(item_us=constants.item_us) for dtype, own in chip.kernels["elementwise"].items()
         }
         kernels = {**chip.kernels, "gemm": gemm, "elementwise": elementwise}
-        host = constants.hosts.get(engine, software.host)
+        host = constants.hosts.get(_base(engine), software.host)
         return chip._replace(kernels=kernels), software._replace(host=host)
 
     return laid
+
+
+def _base(engine: str) -> str:
+    """`sglang` of `sglang-0.5.6`: versions of an engine share the constants that are fitted here."""
+    return engine.rpartition("-")[0] if engine[-1].isdigit() and "-" in engine else engine
 
 
 def fit_constants(runs: Sequence[ServingPoint], start: Constants, machine: Machine = load_machine) -> Constants:
@@ -83,7 +88,7 @@ def fit_constants(runs: Sequence[ServingPoint], start: Constants, machine: Machi
     runs = [run for run in runs if run.tpot_ms is not None]
     names = list(start.hosts)
     for name in names:
-        count = sum(run.engine == name for run in runs)
+        count = sum(_base(run.engine) == name for run in runs)
         if count < FEWEST:
             raise InputError(f"engine {name}: {count} runs are too few to fit its host, expected at least {FEWEST}")
     scales = np.array([*(SCALES[constant] for _ in names for constant in FITTED), SCALES["item_us"], SCALES["speed"]])
@@ -108,7 +113,7 @@ def fit_constants(runs: Sequence[ServingPoint], start: Constants, machine: Machi
         found = constants(values, hosts)
         served = predictions(runs, lay(found, machine))
         for name in names:
-            own = np.array([run.engine == name for run in runs])
+            own = np.array([_base(run.engine) == name for run in runs])
             request = _request_us(runs, served, own, found.hosts[name])
             if request is not None:
                 found.hosts[name] = found.hosts[name]._replace(request_us=request)

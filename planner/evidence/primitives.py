@@ -59,7 +59,7 @@ class Format(NamedTuple):
 
 FORMATS = {
     "bf16": Format("GEMM bf16", "bf16", fitted=True),
-    "fp8-dynamic": Format("GEMM fp8, activations quantised on the way", "fp8"),
+    "fp8-dynamic": Format("GEMM fp8, dynamic scales", "fp8"),
     "fp8-block": Format("GEMM fp8, scales by block", "fp8"),
     "int8": Format("GEMM int8 weights", "int8"),
     "int4": Format("GEMM int4 weights", "int4"),

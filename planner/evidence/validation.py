@@ -11,6 +11,8 @@ from planner.evidence import memory, picks, primitives, published, rankings, ser
 from planner.evidence.comparison import Comparison, Summary, summary
 from planner.evidence.hosts import lay, transferred
 
+PEER = "AIConfigurator"
+"""Whose predictions stand beside some runs."""
 GROUPS = ("check", "hardware", "engine", "model", "part")
 """What errors may be grouped by."""
 
@@ -55,7 +57,7 @@ def _serving() -> Errors:
     chip = next(iter(fitted_on)).split()[2]
     elsewhere = [run for run in runs if run.hardware != chip]
     carried = [
-        each._replace(check=f"TPOT, constants of {chip} alone", part="unseen", peer=None)
+        each._replace(check=f"TPOT as of {chip}", part="unseen", peer=None)
         for each in serving.comparisons(elsewhere, machine=lay(constants))
         if each.check == "TPOT"
     ]

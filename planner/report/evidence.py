@@ -9,20 +9,22 @@ from planner.evidence.comparison import Comparison
 from planner.evidence.memory import Verdict
 from planner.evidence.picks import Order
 from planner.evidence.rankings import Report
-from planner.evidence.validation import Choices, Errors, grouped
-from planner.report.figures import short
+from planner.evidence.validation import PEER, Choices, Errors, grouped
+from planner.report.figures import plural, short
 from planner.report.table import Column, lay_out, paragraphs, print_rows, show, width
 
 _COLUMNS = (
     "table", "check", "case", "what", "hardware", "engine", "model", "part", "unit", "observed", "predicted", "error",
-    "right", "planner_says", "source",
+    "right", "planner_says", "source", "peer",
 )  # fmt: skip
-_FIGURES = ("n", "bias", "mean", "median", "p90", "worst", "peer mean")
+_FIGURES = ("n", "bias", "mean", "median", "p90", "worst", "peer")
 _RIGHT = frozenset(_FIGURES)
 
 
-def error_rows(tables: Sequence[Errors], starts: Sequence[Verdict], said: Sequence[Report]) -> list[dict[str, Any]]:
-    """Every comparison, every start-up and every report of a ranking as CSV and JSON have them."""
+def error_rows(
+    tables: Sequence[Errors], starts: Sequence[Verdict], said: Sequence[Report], chosen: Sequence[Choices] = ()
+) -> list[dict[str, Any]]:
+    """Every comparison, start-up, report of a ranking and figure of a choice as CSV and JSON have them."""
     rows = [
         _row(table=table.name, unit=each.unit or None, **_common(each), error=each.error)
         for table in tables
@@ -44,11 +46,22 @@ def error_rows(tables: Sequence[Errors], starts: Sequence[Verdict], said: Sequen
         )
         for each in said
     ]  # fmt: skip
+    for each in chosen:
+        figures = {
+            "throughput lost": (each.ours.lost, each.peer.lost),
+            "throughput lost, with nothing found": (each.ours.lost_with_none, each.peer.lost_with_none),
+            "limit missed": (each.ours.missed, each.peer.missed),
+            "pairs in order": (each.order.share, each.peer_order.share),
+        }
+        rows += [
+            _row(table="ranking", check=check, what=each.what, unit="share", predicted=ours, peer=theirs)
+            for check, (ours, theirs) in figures.items()
+        ]
     return rows
 
 
 def _common(each: Comparison) -> dict[str, Any]:
-    names = ("check", "case", "what", "hardware", "engine", "model", "part", "observed", "predicted", "source")
+    names = ("check", "case", "what", "hardware", "engine", "model", "part", "observed", "predicted", "source", "peer")
     return {name: getattr(each, name) if getattr(each, name) != "" else None for name in names}
 
 
@@ -60,13 +73,15 @@ def print_errors(table: Errors, by: Sequence[str]) -> None:
     """The errors of every group, sorted; the peer's mean over the cases that it predicts stands beside, if any."""
     groups = grouped(table.found, by)
     peers = any(peer is not None for _, peer in groups)
-    header = [*by, *(name for name in _FIGURES if peers or name != "peer mean")]
+    header = [*by, *(name for name in _FIGURES if peers or name != "peer")]
     rows = []
     for found, peer in groups:
         figures = [str(found.cases), _percent(found.bias, "+")]
         figures += [_percent(value) for value in (found.mean, found.median, found.p90, found.worst)]
         rows.append([*found.key, *figures, *(["" if peer is None else _percent(peer)] if peers else [])])
-    print_rows(header, rows, right=_RIGHT)
+    print_rows(header, rows, right=_RIGHT, keep={"worst": 1, "p90": 2, "peer": 3, "median": 4})
+    if peers:
+        show(paragraphs([f"peer: mean error of {PEER} on the rows that it predicts."]))
 
 
 def _percent(share: float, sign: str = "") -> str:
@@ -78,17 +93,21 @@ def _percent(share: float, sign: str = "") -> str:
 def print_worst(table: Errors, count: int) -> None:
     """The cases that the planner misses most, with their sources."""
     worst = sorted(table.found, key=lambda each: -abs(each.error))[:count]
-    print(f"{table.title}: the {len(worst)} largest errors")
+    print(f"{table.title}: the largest {plural(len(worst), 'error')}")
     rows = [
         [
-            f"{each.error:+.1%}", short(each.observed), short(each.predicted), each.unit, each.case,
-            " ".join(word for word in (each.check + ",", each.hardware, each.engine, each.model) if word)
-            + f", {each.what}" + (f" [{each.source}]" if each.source else ""),
+            f"{each.error:+.1%}", short(each.observed), short(each.predicted), each.unit,
+            f"{each.case}: {_words(each)}, {each.what}" + (f" [{each.source}]" if each.source else ""),
         ]
         for each in worst
     ]  # fmt: skip
-    print_rows(
-        ["error", "measured", "said", "unit", "case", "what"], rows, right=frozenset({"error", "measured", "said"})
+    print_rows(["error", "measured", "said", "unit", "what"], rows, right=frozenset({"error", "measured", "said"}))
+
+
+def _words(each: Comparison) -> str:
+    """Check, chip, engine and model, none of them twice."""
+    return " ".join(
+        [each.check, *(word for word in (each.hardware, each.engine, each.model) if word not in each.check)]
     )
 
 
@@ -102,23 +121,24 @@ def print_starts(verdicts: Sequence[Verdict]) -> None:
     )
     for each in decided:
         if not each.right:
-            print(f"wrong: {each.case} {each.what}: {each.refusal or 'starts'}")
+            show(paragraphs([f"wrong: {each.case} {each.what}: {each.refusal or 'starts'}"]))
     for each in verdicts:
         if not each.decidable:
-            print(f"not decided: {each.case} {each.what} ({each.open_question})")
+            show(paragraphs([f"not decided: {each.case} {each.what} ({each.open_question})"]))
 
 
 def print_ranking(choices: Sequence[Choices], tables: Order, said: Sequence[Report], unpriced: int) -> None:
     """What choosing by the planner costs, and what others reported of two plans."""
-    print("Choosing plan and load among serving runs under a limit on TPOT of 10, 20, 30, 50 ms")
+    print("Choosing plan and load among serving runs under a limit on TPOT of 10, 20, 30, 50 ms:")
+    print("throughput lost, limits missed, nothing found; pairs of plans in the measured order")
     columns = [
         Column("of", lambda row: str(row["of"]), right=False),
         Column("choices", lambda row: str(row["regret"].choices)),
-        Column("throughput lost", lambda row: f"{row['regret'].lost:.1%}"),
-        Column("limit missed", lambda row: f"{row['regret'].missed:.1%}"),
-        Column("nothing found", lambda row: str(row["regret"].none)),
-        Column("lost, with those", lambda row: f"{row['regret'].lost_with_none:.1%}"),
-        Column("pairs in order", lambda row: f"{row['order'].share:.1%} of {row['order'].pairs}"),
+        Column("lost", lambda row: f"{row['regret'].lost:.1%}"),
+        Column("missed", lambda row: f"{row['regret'].missed:.1%}"),
+        Column("none", lambda row: str(row["regret"].none)),
+        Column("lost with none", lambda row: f"{row['regret'].lost_with_none:.1%}"),
+        Column("in order", lambda row: f"{row['order'].share:.1%} of {row['order'].pairs}"),
     ]
     rows: list[dict[str, Any]] = []
     for each in choices:

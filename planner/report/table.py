@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from planner.plans.space import Refused
 from planner.ranking import Ranking
 from planner.report.figures import plural, short
-from planner.report.why import caption, extrapolated
+from planner.report.why import bounds, caption, extrapolated, unmeasured
 from planner.results import Results
 from planner.specs.engine import Engine
 from planner.units import MS
@@ -26,6 +26,8 @@ LEAST_SHARE = 0.001
 """Parts of a time below this share of it are left out."""
 LEAST_ROOM = 20
 """Columns that a wrapped last column has at least, if it needs them; more where a word of it is longer."""
+LONGEST_WORD = 36
+"""A word of more characters, an address say, is broken where it must be."""
 GAP = "  "
 COLOURS = {"compute": "green", "memory": "cyan", "network": "magenta", "overhead": "yellow", "bubble": "red"}
 
@@ -153,7 +155,7 @@ def print_estimate(results: Results, engine: Engine) -> None:
         texts.append(
             f"Only {row['max_concurrency']} of {row['concurrency']} requests {why}; the figures are for those."
         )
-    texts += extrapolated(engine, results)
+    texts += [*bounds(engine), *extrapolated(engine, results), *unmeasured(results)]
     show(paragraphs(texts))
 
 
@@ -180,7 +182,8 @@ def print_rows(
         show(lay_out(columns, records, width()), ["bold underline"])
         return
     last = [header[-1], *(row[-1] for row in rows)]
-    least = max(min(LEAST_ROOM, max(map(len, last))), *(len(word) for text in last for word in text.split()))
+    longest = max(len(word) for text in last for word in text.split() or [""])
+    least = max(min(LEAST_ROOM, max(map(len, last))), min(longest, LONGEST_WORD))
     starts = lay_out(columns[:-1], records, width() - len(GAP) - least)
     indent = max(map(len, starts)) + len(GAP)
     lines = []

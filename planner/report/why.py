@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from planner.costs.roofline import BOUNDS
 from planner.ranking import MEASURED_ERROR, Ranking, error_bar, metric
 from planner.report.figures import plural, short
@@ -10,7 +12,6 @@ from planner.results import Results
 from planner.sensitivity.constants import Constant
 from planner.sensitivity.flips import Flip, Sensitivity, buffer
 from planner.specs.engine import Engine
-from planner.specs.hardware import Hardware
 from planner.units import GIB, MS
 
 _UNITS = {
@@ -127,24 +128,6 @@ def _searched(ranking: Ranking) -> bool:
     return request.workload.concurrency is None and (request.pareto or request.objective in SEARCHED)
 
 
-def assumed(hardware: Hardware, engine: Engine, across: bool) -> list[str]:
-    """Groups of constants behind these figures that nobody measured."""
-    unsure = [
-        f"{kind.replace('_', ' ')}"
-        for kind, by_dtype in hardware.kernels.items()
-        if any(constants.provenance.status == "assumed" for constants in by_dtype.values())
-    ]
-    levels = hardware.network if across else hardware.network[:1]
-    for level in levels:
-        if any(row.level == level.name and row.provenance.status == "assumed" for row in hardware.collectives):
-            unsure.append(f"collectives over {level.name}")
-    if engine.host.provenance.status == "assumed":
-        unsure.append("host time")
-    if engine.memory.provenance.status == "assumed":
-        unsure.append("memory that the engine keeps")
-    return unsure
-
-
 def caption(ranking: Ranking) -> list[str]:
     """The lines below a ranked table: workload, limits, how many plans, why, how sure."""
     request, results = ranking.request, ranking.results
@@ -159,7 +142,7 @@ def caption(ranking: Ranking) -> list[str]:
     lines = [
         f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
         f"{request.engine.name} {request.engine.version}; {work.isl} tokens in, {work.osl} out, {load}, "
-        f"{work.schedule} batching; for {goal}.",
+        f"{batching(first)}; for {goal}.",
         f"{_counts(ranking)}; {_limits(ranking)}.",
         winner(ranking)
         if not request.pareto
@@ -169,11 +152,8 @@ def caption(ranking: Ranking) -> list[str]:
     if idle:
         lines.append(idle)
     notes = [*_ties(ranking), *_loaded_ttft(ranking), *extrapolated(request.engine, results)]
-    if not (request.engine.host.step_us or request.engine.host.per_sequence_us):
-        notes.append(f"Engine {request.engine.name} has no host time: the figures are bounds that no product reaches.")
-    unsure = assumed(request.hardware, request.engine, request.gpus > (request.hardware.domain or request.gpus))
-    if unsure:
-        notes.append(f"Assumed, not measured: {', '.join(unsure)}.")
+    notes += bounds(request.engine)
+    notes += unmeasured(results)
     if request.model.unverified or (request.model.published and request.model.published.unverified):
         notes.append(f"Facts of {request.model.name} marked unverified: see `plan show {request.model.name}`.")
     if request.objective == "cost" and first["usd_per_mtok"] is None:
@@ -201,10 +181,10 @@ def _counts(ranking: Ranking) -> str:
 
 def _ties(ranking: Ranking) -> list[str]:
     """What the mark of a tie means; rows of a frontier are not in an order of which neighbours could be ties."""
-    if ranking.request.pareto:
+    if ranking.request.pareto or len(ranking.results) < 2:
         return []
     engine, bar = ranking.request.engine, error_bar(ranking.request)
-    if engine.calibrated is None:
+    if engine.calibrated is None and bar == MEASURED_ERROR:
         known = f"error assumed: nobody can measure {engine.name}"
     elif bar == MEASURED_ERROR:
         known = "measured: see plan validate"
@@ -213,6 +193,26 @@ def _ties(ranking: Ranking) -> list[str]:
     if ranking.request.objective == "ttft" and bar == MEASURED_ERROR:
         known = f"{known}; TTFT at light load is off by as much"
     return [f"~ = within {bar:.0%} of the row above: a tie ({known})."]
+
+
+def unmeasured(results: Results) -> list[str]:
+    """Groups of constants behind some of these rows that nobody measured."""
+    names = dict.fromkeys(name for text in results["assumed"] for name in (text or "").split(", ") if name)
+    return [f"Assumed, not measured: {', '.join(names)}."] if names else []
+
+
+def bounds(engine: Engine) -> list[str]:
+    """What the figures of an engine are that stands for no software."""
+    if engine.calibrated is not None or engine.host.step_us or engine.host.per_sequence_us:
+        return []
+    return [f"Engine {engine.name} has no host time: the figures are bounds that no product reaches."]
+
+
+def batching(row: dict[str, Any]) -> str:
+    """How requests are batched, and arrive, as a row has it."""
+    if row["schedule"] == "static":
+        return "static batching"
+    return f"continuous batching{', requests in waves' if row['arrivals'] == 'waves' else ''}"
 
 
 def extrapolated(engine: Engine, results: Results) -> list[str]:

@@ -44,6 +44,7 @@ _FIELDS = {
     "layer_us": "host time per layer",
     "prefill_layer_us": "host time per layer with a prompt",
     "request_us": "host time per request",
+    "speed": "bandwidth against the kernel alone",
 }
 PHASES = ("all_reduce", "all_gather", "reduce_scatter")
 """Operations that a hierarchical all-reduce runs on the levels below its own."""
@@ -70,7 +71,7 @@ class Constant(NamedTuple):
     @property
     def is_rate(self) -> bool:
         """Whether more of it means less time: shares of a peak."""
-        return self.path[-1] == "bandwidth" or self.path[-1].endswith(_SHARE)
+        return self.path[-1] in ("bandwidth", "speed") or self.path[-1].endswith(_SHARE)
 
     def ends(self) -> tuple[float, ...]:
         """The factors at the ends of the plausible range, where there is room."""
@@ -91,9 +92,24 @@ def kernel_constants(hardware: Hardware, formats: Formats) -> Iterator[Constant]
     runs += [("attention_prefill", formats.kv.compute), ("elementwise", formats.native)]
     for kind, dtype in dict.fromkeys((kind, hardware.constants(kind, dtype)[0]) for kind, dtype in runs):
         constants = hardware.kernels[kind][dtype]
+        in_step = constants.in_step
+        speed = 1.0
+        if in_step is not None:  # its fixed time stands for the kernel's own
+            speed = in_step.speed
+            for key, unit, most in (("fixed_us", "us", np.inf), ("speed", "", _headroom(speed, constants.p))):
+                yield Constant(
+                    ("kernels", kind, dtype, "in_step", key),
+                    f"{_KINDS.get(kind, kind)} {_FIELDS.get(key, key)} in a step ({dtype})",
+                    getattr(in_step, key),
+                    unit,
+                    in_step.provenance.status,
+                    slack(in_step.provenance),
+                    most,
+                )
         for key in KernelConstants._fields:
             value = getattr(constants, key)
-            if key != "p" and isinstance(value, int | float) and value:
+            dead = key == "p" or (key == "fixed_us" and in_step is not None)
+            if not dead and isinstance(value, int | float) and value:
                 share = key.endswith(_SHARE)
                 yield Constant(
                     ("kernels", kind, dtype, key),
@@ -102,7 +118,7 @@ def kernel_constants(hardware: Hardware, formats: Formats) -> Iterator[Constant]
                     "" if share else "us",
                     constants.provenance.status,
                     slack(constants.provenance),
-                    _headroom(value, constants.p) if share else np.inf,
+                    _headroom(value * (speed if key == "memory_fraction" else 1.0), constants.p) if share else np.inf,
                 )
 
 
@@ -170,9 +186,13 @@ def scaled(hardware: Hardware, engine: Engine, path: tuple[str, ...], factor: Nu
         inside = {ranks: gib * factor for ranks, gib in engine.memory.inside_gib.items()}
         return hardware, engine._replace(memory=engine.memory._replace(inside_gib=inside))
     if place == "kernels":
-        kind, dtype, key = keys
+        kind, dtype, *nested, key = keys
         changed = hardware.kernels[kind][dtype]
-        by_dtype = hardware.kernels[kind] | {dtype: changed._replace(**_times(changed, [key], factor))}
+        if nested:
+            changed = changed._replace(in_step=changed.in_step._replace(**_times(changed.in_step, [key], factor)))  # type: ignore[union-attr]
+        else:
+            changed = changed._replace(**_times(changed, [key], factor))
+        by_dtype = hardware.kernels[kind] | {dtype: changed}
         return hardware._replace(kernels=hardware.kernels | {kind: by_dtype}), engine
     *row, what = keys
     parts = ["latency_us", "base_us", "hop_us", "inner_hop_us"] if what == "latency" else ["bandwidth_fraction"]

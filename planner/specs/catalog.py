@@ -205,7 +205,8 @@ def _extended(
         for own in ("aliases", "hf_ids", "published"):  # another model's names and count
             merged.pop(own, None)
         merged = merge(merged, layer, chain.pop().name)
-        merged = merge(merged, waiting.pop(str(layer.get("name")), {}), source)
+        for name in (layer.get("name"), *(layer.get("aliases") or ())):
+            merged = merge(merged, waiting.pop(str(name), {}), source)
     return merged, shipped
 
 

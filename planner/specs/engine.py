@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from planner.specs.dtypes import KV_CACHE
+from planner.specs.dtypes import KV_CACHE, WEIGHTS
 from planner.specs.fields import (
     Count,
+    Factor,
     GibOrZero,
     Kib,
     Micros,
@@ -17,7 +18,7 @@ from planner.specs.fields import (
     Tokens,
 )
 from planner.specs.hardware import CollectiveOp, Hardware
-from planner.specs.workload import Arrivals
+from planner.specs.workload import Arrivals, Schedule
 
 ATTENTION = ("heads", "batch")
 """Ways to shard attention and its KV cache."""
@@ -37,6 +38,8 @@ class Scheduler(NamedTuple):
     microbatches: Literal["split", "whole"] = "split"
     """split: a pipeline cuts its batch into as many microbatches as it has stages; whole: its stages hand on whole
     batches, and only `chunk_tokens` cuts a prefill."""
+    schedule: Schedule = "continuous"
+    """How requests are batched when it is not said: static for engines that run one batch at a time."""
     arrivals: Arrivals = "steady"
     """How requests in a closed loop arrive when it is not said (see `workload.Workload`)."""
     join_steps: Ratio = 0.0
@@ -70,6 +73,12 @@ class Calibrated(NamedTuple):
     """Requests per replica."""
     isl: Tokens
     pp: Count = 1
+    least_batch: Count = 1
+    """Requests per replica below which nothing was measured."""
+    weights: tuple[str, ...] = ("bf16", "fp16", "fp8")
+    """Dtypes of the weights."""
+    schedule: Schedule | None = None
+    """none = any."""
     same_version: bool = True
     """false = another version of the engine was measured."""
 
@@ -146,7 +155,7 @@ class Engine(NamedTuple):
     """Query heads to a KV head for which decode attention runs on tensor cores (in layers without a window): there
     what the query heads compute costs nothing beside reading the cache. It matters where the chip's constants of decode
     attention have a `compute_fraction`, which is then that of the plain kernel."""
-    weight_traffic: dict[str, Ratio] = {}
+    weight_traffic: dict[str, Factor] = {}
     """By weight dtype: memory traffic of a projection as a multiple of its stored bytes, where kernels that convert on
     the fly read slower than plain ones; 1 if not given."""
     embedding_all_reduce: bool = True
@@ -176,3 +185,14 @@ class Engine(NamedTuple):
         for key, dtype in (("default", self.kv_cache.default), *self.kv_cache.by_weights.items()):
             if dtype not in KV_CACHE:
                 yield f"kv_cache.{key}", f"found {dtype!r}, expected one of {', '.join(KV_CACHE)}"
+        weights: dict[str, Mapping[str, Any]] = {
+            "weight_traffic": self.weight_traffic,
+            "kv_cache.by_weights": self.kv_cache.by_weights,
+        }
+        weights |= {f"chips.{chip}.kv_cache": over.get("kv_cache") or {} for chip, over in self.chips.items()}
+        if self.calibrated is not None:
+            weights["calibrated.weights"] = dict.fromkeys(self.calibrated.weights)
+        for key, names in weights.items():
+            for name in names:
+                if name not in WEIGHTS:
+                    yield f"{key}.{name}", f"unknown dtype of weights; expected one of {', '.join(WEIGHTS)}"

@@ -12,6 +12,7 @@ from planner.specs.fields import (
     Count,
     CountOrZero,
     Dollars,
+    Factor,
     Fraction,
     GbPerS,
     Gib,
@@ -19,7 +20,6 @@ from planner.specs.fields import (
     Micros,
     Norm,
     Provenance,
-    Ratio,
     Tflops,
     Watts,
 )
@@ -150,7 +150,7 @@ class InStep(NamedTuple):
 
     provenance: Provenance
     fixed_us: Micros
-    speed: Ratio = 1.0
+    speed: Factor = 1.0
     """Bytes per second against those of the kernel alone."""
 
 
@@ -178,11 +178,6 @@ class KernelConstants(NamedTuple):
     def fixed(self) -> float:
         """Seconds paid whenever the kernel runs in a step."""
         return (self.fixed_us if self.in_step is None else self.in_step.fixed_us) * US
-
-    @property
-    def streaming(self) -> float:
-        """Share of the peak bandwidth that large shapes reach in a step."""
-        return (self.memory_fraction or 1.0) * (1.0 if self.in_step is None else self.in_step.speed)
 
 
 class RankRow(NamedTuple):

@@ -17,7 +17,7 @@ class Workload(NamedTuple):
         isl: tokens of a prompt.
         osl: tokens of an answer, the first included.
         concurrency: requests in flight in the whole deployment; none = searched or 1, as the goal says.
-        schedule: continuous batching, or a static batch that is prefilled and decoded together.
+        schedule: continuous batching, or a static batch that is prefilled and decoded together; none = the engine's.
         weights: dtype of the weights; none = the model's own.
         kv_cache: dtype of the KV cache; none = the engine's rule.
         max_context: tokens that a request must be able to hold; changes memory only.
@@ -27,7 +27,7 @@ class Workload(NamedTuple):
     isl: int = 1024
     osl: int = 256
     concurrency: int | None = None
-    schedule: Schedule = "continuous"
+    schedule: Schedule | None = None
     weights: str | None = None
     kv_cache: str | None = None
     max_context: int | None = None

@@ -92,7 +92,7 @@ def test_numbers_stand_at_the_right_wherever_their_column_is() -> None:
 def test_the_hardware_table_has_the_names_that_can_be_given_and_the_engine() -> None:
     heading, *rows = run("hardware").out.splitlines()
     (h100,) = (row.split() for row in rows if row.startswith("h100-sxm "))
-    assert heading.split() == ["name", "TFLOP/s", "GiB", "GB/s", "link", "GB/s", "$/h", "engine", "aliases"]
+    assert heading.split() == ["name", "TF/s", "GiB", "GB/s", "link", "GB/s", "$/h", "engine", "aliases"]
     assert h100 == ["h100-sxm", "989", "79.2", "3350", "nvlink", "450", "6.88", "vllm", "h100"]
     shown = " ".join(rows).split()
     assert {alias for row in objects("hardware") for alias in row["aliases"].split()} <= set(shown)

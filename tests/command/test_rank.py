@@ -121,6 +121,7 @@ def test_json_has_null_where_nothing_applies_and_whole_numbers_whole() -> None:
         "error",
         "flips_if",
         "extrapolates",
+        "assumed",
     }
     assert {name for name, value in row.items() if type(value) is int} == set(WHOLE)
     assert type(second["tie"]) is bool

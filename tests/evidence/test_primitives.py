@@ -317,7 +317,7 @@ def test_constants_of_deepep_are_those_of_the_fit() -> None:
 
 def test_products_that_quantise_are_the_static_ones_and_a_quantisation() -> None:
     """7 us and three bytes an activation: what is left when they are taken off is what the planner prices."""
-    cases = [case for case in all_kernels() if case.check == "GEMM fp8, activations quantised on the way"]
+    cases = [case for case in all_kernels() if case.check == "GEMM fp8, dynamic scales"]
     assert len(cases) == 4
     for case in cases:
         m, k, _ = np.array([what.split(" x ") for _, what in case.rows], dtype=float).T

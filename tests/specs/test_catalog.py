@@ -400,7 +400,7 @@ def test_an_override_of_a_users_engine_counts(tmp_path: Path) -> None:
         ("vllm-0.19.1", "vllm"), ("vllm-0.17", "vllm"), ("vllm-0.16.9", "vllm-0.11"), ("vllm-0.12.0", "vllm-0.11"),
         ("vllm-0.9.2", "vllm-0.8"), ("vllm-v0.6.3.post2", "vllm-0.6"), ("vllm-0.2.1", "vllm-0.6"),
         ("vllm-1.0.0", "vllm"), ("trtllm-0.14.0", "trtllm-0.9"), ("trtllm-0.5.0", "trtllm-0.5"),
-        ("trtllm-1.2.0rc6.post1", "trtllm"), ("sglang-0.5.6.post2", "sglang"), ("SGLang-0.5.1", "sglang"),
+        ("trtllm-1.2.0rc6.post1", "trtllm"), ("sglang-0.5.6.post2", "sglang-0.5.6"), ("SGLang-0.5.1", "sglang"),
     ],
 )  # fmt: skip
 def test_a_version_of_an_engine_is_covered_by_the_file_that_begins_last_before_it(asked: str, covering: str) -> None:
