@@ -225,7 +225,7 @@ def test_products_are_read_with_their_dtype_and_line() -> None:
         ("median_ms", "0.025", 25e-6), ("duration_s", "2.5e-5", 25e-6),
         ("kernel time ns", "25000", 25e-6),
         ("Time (µs)", "25", 25e-6), ("gpu_time_msec", "0.025", 25e-6),
-        ("TFLOPS", "343.5973836800", 400e-6), ("tflop/s", "343.5973836800", 400e-6),
+        ("TFLOPS", "343.5973836800", 400e-6), ("tflops/s", "343.5973836800", 400e-6), ("tflop/s", "343.5973836800", 400e-6),
     ],
 )  # fmt: skip
 def test_the_unit_of_a_time_stands_in_the_header(header: str, cell: str, seconds: float) -> None:
@@ -250,7 +250,12 @@ BAD_PRODUCTS = {
     "m,n,k,dtype\n1,2,3,bf16": ("line 1", "no time"),
     "m,n,k,dtype,time_us,time_ms\n1,2,3,bf16,4,5": ("line 1", "columns time_us and time_ms"),
     "m,n,k,dtype,time_us\n1,2,3,bf16": ("line 2", "has 4 cells, the header 5"),
-    "m,n,k,dtype,time_us\n1,2,3,bf16,4\n1,2,3,int3,4": ("line 3", "unknown dtype 'int3'"),
+    "m,n,k,dtype,time_us\n1,2,3,bf16,4\n1,2,3,int3,4": (
+        "line 3", "unknown dtype 'int3'; expected one of bf16, fp16, fp8",  # never what is refused next
+    ),
+    "m,n,k,dtype,time_us,Time_us\n1,2,3,bf16,4,5": ("line 1", "column 'time_us' stands twice"),
+    '{"mean_ttft_ms": 1, "mean_tpot_ms": 2}': ("line 1", "is JSON: expected CSV"),
+    "m;n;k;" + "x" * 900 + "\n1,2,3": ("line 1", "found ..."),
     "m,n,k,dtype,time_us\n1,2,3,bf16,-4": ("line 2", "time is '-4', expected a number above 0"),
     "m,n,k,dtype,time_us\n1,2,3,bf16,nan": ("line 2", "time is 'nan'"),
     "m,n,k,dtype,time_us\n1,2,3,bf16,": ("line 2", "time is ''"),
@@ -328,6 +333,13 @@ BAD_RESULTS: list[tuple[str, str, str]] = [
     ('{"a": 1}', "", "no mean_ttft_ms or mean_tpot_ms"),
     ("3", "", "no mean_ttft_ms"),
     (json.dumps(result(completed=0, num_prompts=0)), "completed", "found none"),
+    (json.dumps(result(completed=0, failed=320)), "completed", "found none of 320 requests"),
+    (json.dumps(result()).replace("11.688", "1" + "0" * 400), "mean_tpot_ms", "found a number of more than 20 digits"),
+    (json.dumps(result()).replace("11.688", "1" + "0" * 5000), "line 1", "too long a number"),
+    (json.dumps(result(tp="x")), "tp", "found 'x', expected a whole number of at least 1"),
+    (json.dumps(result(tp=0)), "tp", "found 0"),
+    (json.dumps(result(max_concurrency=3.5)), "max_concurrency", "found 3.5, expected a whole number"),
+    (json.dumps(result(mean_tpot_ms=23.4)), "max_concurrency", "put 61.6 requests in flight"),
     (json.dumps(result(completed=200)), "completed", "120 requests failed beside 200"),
     (json.dumps(result(failed=40)), "completed", "40 requests failed"),
     (json.dumps(result(mean_tpot_ms=-1)), "mean_tpot_ms", "found -1, expected a number of at least 0"),
