@@ -259,6 +259,8 @@ def test_groups_are_placed_as_plans_place_them() -> None:
     assert [level_of(hardware, hosts(*ranks, op="send", us=9000.0)) for ranks in ((8,), (1, 1), (8, 8))] == [0, 1, 1]
     rack = load_machine("gb200")[0]  # several hosts in one domain: no network card is this fast
     assert level_of(rack, hosts(4, 4, us=700.0)) == 0
+    with pytest.raises(InputError, match="a plan fills nodes"):  # 400 GB/s: what a tree reaches over four cards each
+        level_of(rack, hosts(4, 4, us=2.0**28 / 200e9 * 1e6))
 
 
 @pytest.mark.parametrize(
@@ -268,12 +270,15 @@ def test_groups_are_placed_as_plans_place_them() -> None:
         ("h100", (1, 1), r"x\.txt: 2 nodes of 1 ranks: a plan fills nodes before it crosses them.* has 8 chips"),
         ("h100", (4, 4), "2 nodes of 4 ranks"),
         ("h100", (8, 4), "2 nodes of 8 ranks"),
+        ("h100 fast", (4, 4), "2 nodes of 4 ranks"),  # a domain of one node is never on two hosts, however fast
         ("tpu-v5e", (8,), "is a torus"),
     ],
 )
 def test_groups_that_no_plan_has_are_refused(machine: str, ranks: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        level_of(load_machine(machine)[0], hosts(*ranks, us=30000.0))
+        level_of(
+            load_machine(machine.removesuffix(" fast"))[0], hosts(*ranks, us=1500.0 if "fast" in machine else 30000.0)
+        )
 
 
 def scaled(measured: CollectiveRun, factor: float) -> CollectiveRun:
