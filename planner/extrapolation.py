@@ -20,7 +20,8 @@ def beyond(engine: Engine, hardware: Hardware, rows: Rows, batch: NDArray[np.flo
 
     Args:
         engine: with what its constants were `calibrated` on; none for a bound or a textbook.
-        hardware: is within it by its name; a file that extends another is a machine of its own.
+        hardware: is within it by its name or by that of what it is `like`; any other file that extends one is a
+            machine of its own.
         rows: to look at.
         batch: [rows] requests per replica.
     """
@@ -28,7 +29,7 @@ def beyond(engine: Engine, hardware: Hardware, rows: Rows, batch: NDArray[np.flo
     within = engine.calibrated
     if within is None:
         return texts
-    other = np.full(rows.length, hardware.name not in within.hardware)
+    other = np.full(rows.length, not hardware.within(within.hardware))
     version = np.full(rows.length, not within.same_version)
     masks = (other, version, rows.tp > within.tp, rows.pp > within.pp, batch > within.batch,
              rows.isl > within.isl)  # fmt: skip

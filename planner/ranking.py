@@ -130,7 +130,7 @@ def _pareto(results: Results) -> Results:
 def error_bar(request: Request) -> float:
     """The share by which two plans must differ to be told apart: wider where nothing of the kind was measured."""
     within = request.engine.calibrated
-    known = within is None or (request.hardware.name in within.hardware and within.same_version)
+    known = within is None or (request.hardware.within(within.hardware) and within.same_version)
     return MEASURED_ERROR if known else ASSUMED_ERROR
 
 

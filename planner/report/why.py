@@ -136,13 +136,35 @@ def assumed(hardware: Hardware, engine: Engine, across: bool) -> list[str]:
     ]
     levels = hardware.network if across else hardware.network[:1]
     for level in levels:
-        if any(row.level == level.name and row.provenance.status == "assumed" for row in hardware.collectives):
-            unsure.append(f"collectives over {level.name}")
+        here = _assumed_collectives(hardware, engine, level.name)
+        if here:
+            unsure.append(f"{here} over {level.name}")
     if engine.host.provenance.status == "assumed":
         unsure.append("host time")
     if engine.memory.provenance.status == "assumed":
         unsure.append("memory that the engine keeps")
     return unsure
+
+
+def _assumed_collectives(hardware: Hardware, engine: Engine, level: str) -> str:
+    """The operations on a level for which the engine may run a kernel that nobody measured, "" for none.
+
+    `collectives` where all-reduce is among them, since every plan of several ranks has one. Out on the last level
+    nothing scatters: a reduce-scatter is a phase inside the domains of the level above.
+    """
+    kernels = {"send": {row.kernel for row in hardware.collectives}}  # no rule says what sends
+    for rule in engine.collectives:
+        kernels.setdefault(rule.op, set()).update(rule.kernels)
+    unsure = dict.fromkeys(
+        row.op
+        for row in hardware.collectives
+        if row.level == level and row.provenance.status == "assumed" and row.kernel in kernels.get(row.op, ())
+    )
+    if "all_reduce" in unsure:
+        return "collectives"
+    if level == hardware.network[-1].name:
+        unsure.pop("reduce_scatter", None)
+    return " and ".join(op.replace("_", "-") for op in unsure)
 
 
 def caption(ranking: Ranking) -> list[str]:

@@ -12,7 +12,7 @@ from planner.costs.collectives import Network
 from planner.costs.layers import Operation
 from planner.costs.roofline import price_operation
 from planner.errors import InputError
-from planner.evidence.calibration import Fit, calibrated_hardware, calibrated_host, refuse_worse
+from planner.evidence.calibration import Fit, calibrated_hardware, calibrated_host, doubtful, refuse_worse
 from planner.evidence.comparison import Comparison
 from planner.evidence.fabric import compared, fit_fabric, level_of
 from planner.evidence.serving import ServingPoint, predictions
@@ -147,10 +147,22 @@ def test_a_fit_that_is_worse_than_what_was_there_is_refused() -> None:
     def errors(off: float) -> tuple[Comparison, ...]:
         return tuple(Comparison("x", "", "", 100.0, 100.0 * (1 + sign * off)) for sign in (-1, 1, 1))
 
-    refuse_worse([Fit("x", errors(0.02), errors(0.02), ()), Fit("x", (), errors(0.5), ())])
-    refuse_worse([Fit("x", errors(0.02), errors(0.3), (), judged=False)])
+    refuse_worse([Fit("x", errors(0.02), errors(0.02), ()), Fit("x", (), errors(0.25), ())])
+    refuse_worse([Fit("x", errors(0.02), errors(0.5), (), judged=False)])
+    with pytest.raises(
+        InputError, match=r"x: the best fit is off by 50% on average, more than 30%.*furthest off: .*-50%"
+    ):
+        refuse_worse([Fit("x", errors(0.6), errors(0.5), ())])
     with pytest.raises(InputError, match=r"x: the fit is off by 3\.0% on average, the constants there are by 2\.0%"):
         refuse_worse([Fit("x", errors(0.05), errors(0.01), ()), Fit("x", errors(0.02), errors(0.03), ())])
+
+
+def test_a_fit_that_explains_little_is_doubted() -> None:
+    off = [
+        Fit(name, (), (Comparison(name, "", "", 1.0, 1.0 + error),), (), judged=judged)
+        for name, error, judged in (("a", 0.14, True), ("b", 0.2, True), ("c", 0.5, False))
+    ]
+    assert doubtful(off) == ["b: the fit is off by 20% on average, more than 15%; do not lean on it"]
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------
