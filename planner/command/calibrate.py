@@ -108,7 +108,7 @@ def run(
     starts = files_of(HARDWARE, hardware), files_of(ENGINES, engine or load_hardware(hardware).engine)
     opt.check_apart(
         (("--csv", csv), ("--json", json), ("--output", output), ("--engine-output", engine_output)),
-        [file for kind in sorted_files.values() for file in kind],
+        [*(file for kind in sorted_files.values() for file in kind), model if opt.is_file(model) else None],
     )
     spec_files = [path for files in starts for path, _ in files]
     opt.check_apart((("--csv", csv), ("--json", json)), spec_files)

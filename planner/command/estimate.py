@@ -99,7 +99,7 @@ def run(
     opt.check_targets(csv, json)
     outputs = (("--csv", csv), ("--json", json))
     opt.check_apart(
-        outputs, [points, *(against or []), *(file for file in (model, hardware, engine) if _is_file(file))]
+        outputs, [points, *(against or []), *(file for file in (model, hardware, engine) if opt.is_file(file))]
     )
     given: dict[str, Any] = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,
@@ -147,13 +147,6 @@ def run(
         from planner.report.table import print_estimate  # noqa: PLC0415 (needed for tables only)
 
         print_estimate(results, load_machine(hardware, engine)[1])
-
-
-def _is_file(name: str | None) -> bool:
-    try:
-        return name is not None and Path(name).is_file()
-    except OSError:  # too long for a path
-        return False
 
 
 def _one(text: str | None, option: str) -> int | None:

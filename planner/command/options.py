@@ -210,6 +210,14 @@ def check_apart(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[Path
             raise InputError(f"{option} {target}: is read by this very command; choose another name")
 
 
+def is_file(name: str | None) -> bool:
+    """Whether a name or path of the command line is a file, and not a name of the catalogue."""
+    try:
+        return name is not None and Path(name).is_file()
+    except OSError:  # too long for a path
+        return False
+
+
 def is_piped(csv: str | None, json: str | None) -> bool:
     """Whether stdout belongs to CSV or JSON."""
     return tabular.STDOUT in (csv, json)
