@@ -22,7 +22,8 @@ def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
     """What of each row lies beyond the engine's calibration, as `tp, batch`; none = nothing, or there is none.
 
     Args:
-        setting: hardware is within by its name; a file that extends another is a machine of its own.
+        setting: hardware is within by its name or by that of what it is `like`; any other file that extends one is a
+            machine of its own.
         rows: to look at.
         batch: [rows] requests per replica.
     """
@@ -37,7 +38,7 @@ def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
         rows.length,
         BEYOND,
         (
-            everywhere(setting.hardware.name not in within.hardware),
+            everywhere(not setting.hardware.within(within.hardware)),
             everywhere(not within.same_version),
             everywhere(setting.formats.weights.name not in within.weights),
             everywhere(within.schedule not in (None, setting.schedule)),
@@ -51,31 +52,48 @@ def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
 
 def unmeasured(setting: Setting, rows: Rows) -> Column:
     """Groups of constants behind each row that nobody measured, as `elementwise, collectives over infiniband`."""
-    hardware, chips = setting.hardware, rows.tp * rows.pp
-    names = assumed(hardware, setting.engine, setting.formats.compute, len(hardware.network))
-    outer = {f"collectives over {level.name}": place for place, level in enumerate(hardware.network)}
+    hardware, engine, chips = setting.hardware, setting.engine, rows.tp * rows.pp
+    kernels = [kind for kind in hardware.kernels if _of(hardware, kind, setting.formats.compute) == "assumed"]
+    names = [kind.replace("_", " ") for kind in kernels]
+    if engine.host.provenance.status == "assumed":
+        names.append("host time")
+    if engine.memory.provenance.status == "assumed":
+        names.append("memory that the engine keeps")
+    masks = [np.ones(rows.length, dtype=bool)] * len(names)
     domains = [1, *(level.chips or 1 for level in hardware.network[:-1])]
-    masks = [chips > domains[outer[name]] if name in outer else np.ones(rows.length, dtype=bool) for name in names]
+    for level, domain in zip(hardware.network, domains, strict=True):
+        here = _assumed_collectives(hardware, engine, level.name)
+        if here:
+            names.append(f"{here} over {level.name}")
+            masks.append(chips > domain)
     return _worded(rows.length, names, masks)
 
 
-def assumed(hardware: Hardware, engine: Engine, compute: str, levels: int) -> list[str]:
-    """Groups of constants that nobody measured: kernels in this arithmetic, collectives of the first `levels`, host."""
-    unsure = [kind.replace("_", " ") for kind in hardware.kernels if _of(hardware, kind, compute) == "assumed"]
-    for level in hardware.network[:levels]:
-        if any(row.level == level.name and row.provenance.status == "assumed" for row in hardware.collectives):
-            unsure.append(f"collectives over {level.name}")
-    if engine.host.provenance.status == "assumed":
-        unsure.append("host time")
-    if engine.memory.provenance.status == "assumed":
-        unsure.append("memory that the engine keeps")
-    return unsure
+def _assumed_collectives(hardware: Hardware, engine: Engine, level: str) -> str:
+    """The operations on a level for which the engine may run a kernel that nobody measured, "" for none.
+
+    `collectives` where all-reduce is among them, since every plan of several ranks has one. Out on the last level
+    nothing scatters: a reduce-scatter is a phase inside the domains of the level above.
+    """
+    kernels = {"send": {row.kernel for row in hardware.collectives}}  # no rule says what sends
+    for rule in engine.collectives:
+        kernels.setdefault(rule.op, set()).update(rule.kernels)
+    unsure = dict.fromkeys(
+        row.op
+        for row in hardware.collectives
+        if row.level == level and row.provenance.status == "assumed" and row.kernel in kernels.get(row.op, ())
+    )
+    if "all_reduce" in unsure:
+        return "collectives"
+    if level == hardware.network[-1].name:
+        unsure.pop("reduce_scatter", None)
+    return " and ".join(op.replace("_", "-") for op in unsure)
 
 
 def stands_on_measurements(hardware: Hardware, engine: Engine, compute: str) -> bool:
     """Whether matrix products and attention were measured on this chip, and the engine, if it is one, with it."""
     within = engine.calibrated
-    known = within is None or (hardware.name in within.hardware and within.same_version)
+    known = within is None or (hardware.within(within.hardware) and within.same_version)
     kernels = ("gemm", "attention_decode", "attention_prefill")
     return known and all(_of(hardware, kind, compute) != "assumed" for kind in kernels)
 

@@ -11,16 +11,16 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from planner.command import options as opt
-from planner.command.served import DEGREES, doubt, options_of
+from planner.command.served import DEGREES, doubt, options_of, server_of
 from planner.errors import InputError
 from planner.evidence import fabric
-from planner.evidence.calibration import calibrated_hardware, calibrated_host
+from planner.evidence.calibration import calibrated_hardware, calibrated_host, doubtful, reach, taken
 from planner.evidence.serving import ServingPoint
 from planner.plans.plan import Plan
 from planner.report import calibration as report
 from planner.report import tabular
 from planner.specs.benchmarks import ServingRun, kind_of, read_collectives, read_gemm, read_serving, where
-from planner.specs.catalog import load_machine, merge, plain
+from planner.specs.catalog import ENGINES, HARDWARE, files_of, load_hardware, load_machine, merge, plain
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.specs.structure import validated
@@ -101,13 +101,24 @@ def run(
 
     Example: plan calibrate -H h100 --nccl all_reduce.txt --gemm gemm.csv --output mine.yaml
     """
-    opt.check_targets(csv, json)
+    opt.check_targets(csv, json, ("--output", output), ("--engine-output", engine_output))
     sorted_files = _by_kind(files or [], {"nccl": nccl or [], "gemm": gemm or [], "serving": serving or []})
     _check_outputs(output, engine_output, force, sorted_files)
     machine, software = load_machine(hardware, engine)
+    starts = files_of(HARDWARE, hardware), files_of(ENGINES, engine or load_hardware(hardware).engine)
+    opt.check_apart(
+        (("--csv", csv), ("--json", json), ("--output", output), ("--engine-output", engine_output)),
+        [*(file for kind in sorted_files.values() for file in kind), model if opt.is_file(model) else None],
+    )
+    spec_files = [path for files in starts for path, _ in files]
+    opt.check_apart((("--csv", csv), ("--json", json)), spec_files)
+    for option, target in (("--output", output), ("--engine-output", engine_output)):
+        if target is not None and Path(target).resolve() in {path.resolve() for path in spec_files}:
+            raise InputError(f"{option} {target}: is the file to start from; choose another name")
     runs = [run for file in sorted_files["nccl"] for run in read_collectives(file)]
     products = [row for file in sorted_files["gemm"] for row in read_gemm(file)]
     served = [run for file in sorted_files["serving"] for run in read_serving(file)]
+    _check_servers(served, software.name)
     doubts = [fabric.doubt(machine, run) for run in runs] + [doubt(run, software.name) for run in served]
     for text in dict.fromkeys(text for text in doubts if text is not None):
         opt.warn(text, quiet)
@@ -116,16 +127,26 @@ def run(
         "weights": weights, "kv_cache": kv_cache, "isl": isl, "osl": osl, "concurrency": concurrency,
     }  # fmt: skip
     points = [_point(run, given, machine, software) for run in served]
+    points, texts_left = taken(software, points)
+    for text in texts_left:
+        opt.warn(text, quiet)
     fitted, fits, keys = calibrated_hardware(machine, software, runs, products)
     engine_keys: dict[str, Any] = {}
     if points:
         found, engine_keys = calibrated_host(machine, fitted, software, points)
         fits += found
+    own = machine.name if output is None else name or Path(output).stem
+    if keys and own != (like := machine.like or machine.name):  # what was measured of engines there holds here
+        keys = {"like": like, **keys}
+    if engine_keys:
+        engine_keys["calibrated"] = reach(own, points)
     new = (
-        _File("--output", output, hardware, machine, keys),
-        _File("--engine-output", engine_output, engine, software, engine_keys),
+        _File("--output", output, starts[0][0], machine, keys),
+        _File("--engine-output", engine_output, starts[1][0], software, engine_keys),
     )
     texts = _written(new, name, f"{machine.name} under {software.name} {software.version}")
+    for text in doubtful(fits):
+        opt.warn(text, quiet)
     rows = report.rows(fits)
     files_out: list[tuple[str | None, Callable[[], str]]] = [(target, partial(str, text)) for target, text in texts]
     tabular.write([*files_out, *report.outputs(rows, csv, json, not no_header)])
@@ -164,8 +185,19 @@ def _check_outputs(output: str | None, engine_output: str | None, force: bool, f
             raise InputError(f"{option} {target}: expected the name of a YAML file, as mine.yaml")
         if Path(target).exists() and not force:
             raise InputError(f"{option} {target}: exists; --force replaces it")
-    if output is not None and engine_output is not None and Path(output).resolve() == Path(engine_output).resolve():
-        raise InputError(f"--output and --engine-output are the same file, {output}; give each its own")
+    if engine_output is not None and kernels and output is None:
+        raise InputError(
+            f"--engine-output {engine_output}: its host is fitted on top of the kernels of this very call, "
+            "without which it is too fast or too slow: give --output FILE.yaml for them, or leave --nccl and --gemm out"
+        )
+
+
+def _check_servers(runs: Sequence[ServingRun], engine: str) -> None:
+    """Refuses runs of several engines, of which no host is that of all; those that name none are the engine's."""
+    known = {server_of(run) or engine.partition("-")[0]: run.file for run in runs}
+    if len(known) > 1:
+        found = " and ".join(f"{file} is a run of {server}" for server, file in known.items())
+        raise InputError(f"{found} (where a result names none, that of --engine): fit each engine alone")
 
 
 def _point(run: ServingRun, given: dict[str, Any], machine: Hardware, software: Engine) -> ServingPoint:
@@ -193,28 +225,32 @@ class _File(NamedTuple):
 
     option: str
     target: str | None
-    given: str | None
-    """What it starts from, as the command line names it; none = the hardware file's engine."""
+    start: tuple[Path, bool]
+    """The file that it starts from, and whether that is a shipped one."""
     spec: Hardware | Engine
     keys: dict[str, Any]
 
     def base(self) -> str:
-        """What the file extends: a name, or the way to a file from where this one will lie.
+        """What the file extends: a shipped one by its name, any other by the way to it from where this one will lie.
 
         Raises:
             InputError: it would extend itself.
         """
         assert self.target is not None
-        if self.given is None or not Path(self.given).is_file():
-            return self.spec.name
-        if Path(self.given).resolve() == Path(self.target).resolve():
-            raise InputError(f"{self.option} {self.target}: is the file to start from; choose another name")
-        return os.path.relpath(Path(self.given).resolve(), Path(self.target).resolve().parent)
+        target, (path, shipped) = Path(self.target).resolve(), self.start
+        if not shipped:
+            return os.path.relpath(path.resolve(), target.parent)
+        if target.stem == path.stem:
+            raise InputError(
+                f"{self.option} {self.target}: {path.stem} is what it extends, and found under that name it would "
+                "extend itself; choose another name"
+            )
+        return path.stem
 
     def text(self, name: str, against: str) -> str:
         """The file, validated as it will be when it is used."""
         assert self.target is not None
-        validated(type(self.spec), merge(plain(self.spec), self.keys), self.target)
+        validated(type(self.spec), merge(plain(self.spec), {"name": name, **self.keys}), self.target)
         return report.file_text(self.base(), name, self.keys, against)
 
 
@@ -227,10 +263,14 @@ def _written(files: Sequence[_File], name: str | None, against: str) -> list[tup
 
 def _sentences(files: Sequence[_File]) -> list[str]:
     """What was written and how it is used, or how to write it."""
-    found = []
-    for file, use in zip(files, ("--hardware", "--engine"), strict=True):
+    found, use = [], []
+    for file, option in zip(files, ("--hardware", "--engine"), strict=True):
         if file.target is not None:
-            found.append(f"Wrote {file.target}; use it with {use} {file.target}.")
+            use.append((file.target, f"{option} {file.target}"))
         elif file.keys:
-            found.append(f"Nothing written of these {use[2:]} constants: {file.option} FILE.yaml does.")
+            found.append(f"Nothing written of these {option[2:]} constants: {file.option} FILE.yaml does.")
+    if use:
+        targets, options = (list(texts) for texts in zip(*use, strict=True))
+        together = "them together" if len(use) > 1 else "it"
+        found.insert(0, f"Wrote {' and '.join(targets)}; use {together} with {' '.join(options)}.")
     return found

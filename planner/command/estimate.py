@@ -6,8 +6,9 @@ import csv as csv_module
 import io
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
+import numpy as np
 import typer
 
 from planner.command import options as opt
@@ -29,11 +30,11 @@ Points = Annotated[
 ]
 PlanLabel = Annotated[str | None, typer.Option("--plan", metavar="TP8xPP2", help="The plan as `plan` prints it.")]
 Against = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--against",
         metavar="FILE",
-        help="Result of vllm bench serve or sglang.bench_serving: prices that run, and says how far off the price is.",
+        help="Result of vllm bench serve or sglang.bench_serving: prices those runs, and says how far off; repeatable.",
     ),
 ]
 OneModel = Annotated[
@@ -96,6 +97,10 @@ def run(
     Example: plan estimate --model llama3-70b --plan TP8 --concurrency 64
     """
     opt.check_targets(csv, json)
+    outputs = (("--csv", csv), ("--json", json))
+    opt.check_apart(
+        outputs, [points, *(against or []), *(file for file in (model, hardware, engine) if opt.is_file(file))]
+    )
     given: dict[str, Any] = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,
         "dp": dp, "ep": ep, "cp": cp, "attention": attention, "prefill_attention": prefill_attention, "ffn": ffn,
@@ -116,7 +121,7 @@ def run(
             opt.choice(given[name], f"--{name.replace('_', '-')}", tuple(allowed))
     if plan is not None:
         _agree(Plan.parse(plan), given)
-    if against is not None:
+    if against:
         if points is not None:
             raise InputError("--against and --points: one at a time; the result says what to price")
         for name in ("isl", "osl"):  # the result's own, where the command line says nothing
@@ -179,7 +184,7 @@ def _broken(results: Results, limits: dict[str, float]) -> dict[int, str]:
 
 
 def _against(
-    file: str,
+    files: list[str],
     given: dict[str, Any],
     limits: dict[str, float],
     csv: str | None,
@@ -187,23 +192,27 @@ def _against(
     no_header: bool,
     quiet: bool,
 ) -> None:
-    """Every run of a result, priced beside what was measured."""
+    """Every run of some results, priced beside what was measured."""
     from planner.command.served import doubt, options_of  # noqa: PLC0415 (as the report: only this needs them)
     from planner.report import against as report  # noqa: PLC0415
-    from planner.specs.benchmarks import read_serving  # noqa: PLC0415
+    from planner.specs.benchmarks import read_serving, where  # noqa: PLC0415
 
-    runs = read_serving(file)
+    paths = [str(Path(file).resolve()) for file in files]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise InputError(f"--against {twice}: stands twice; its runs would count twice")
+    runs = [run for file in files for run in read_serving(file)]
     asked = [options_of(run, given) for run in runs]
     for model in dict.fromkeys(options["model"] for options in asked):
         load_model(model)  # a name that is not known is bad input, not a row that cannot be priced
     results = estimate_points({name: [options[name] for options in asked] for name in asked[0]}, len(runs))
     for index, broken in _broken(results, limits).items():
         results["error"][index] = broken
-    failed = [error for error in results["error"] if error is not None]
-    if len(failed) == len(runs):
-        raise NoPlanError(f"{file}: {failed[0]}")
+    priced = [index for index, error in enumerate(results["error"]) if error is None]
+    if not priced:
+        _fail(f"{where(runs[0])}: {results['error'][0]}", asked[0])
     rows = report.joined(results.rows(), runs)
-    if text := next((text for run in runs if (text := doubt(run, str(results["engine"][0])))), None):
+    for text in dict.fromkeys(text for run in runs if (text := doubt(run, str(results["engine"][0])))):
         opt.warn(text, quiet)
     tabular.write_rows(rows, csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
@@ -212,10 +221,22 @@ def _against(
         if len(runs) == 1:
             print_estimate(results, load_machine(given["hardware"], given["engine"])[1])
         else:
-            print_results(results)
-        report.print_against(rows, runs)
-    if failed:
-        opt.warn(f"{file}: {len(failed)} of {len(runs)} runs could not be priced; the first: {failed[0]}", quiet)
+            print_results(results.take(np.array(priced)))
+        report.print_against([rows[index] for index in priced], [runs[index] for index in priced])
+    for run, error in zip(runs, results["error"], strict=True):
+        if error is not None:
+            opt.warn(f"{where(run)}: not priced: {error}", quiet)
+
+
+def _fail(sentence: str, options: dict[str, Any]) -> NoReturn:
+    """Raises what the first of some runs, none of which can be priced, is refused for: bad input, or no such plan."""
+    try:
+        estimate_one(options)
+    except InputError:
+        raise InputError(sentence) from None
+    except NoPlanError:
+        pass
+    raise NoPlanError(sentence)
 
 
 def _points(

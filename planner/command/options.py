@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -172,16 +173,52 @@ def above_zero(value: float | None, option: str) -> float | None:
     return value
 
 
-def check_targets(csv: str | None, json: str | None) -> None:
+def check_targets(csv: str | None, json: str | None, *more: tuple[str, str | None]) -> None:
     """Refuses two texts in one place.
 
+    Args:
+        csv: of --csv.
+        json: of --json.
+        more: (option, path or none) of further files that the command writes.
+
     Raises:
-        InputError: both --csv - and --json -, or the same file for both.
+        InputError: both --csv - and --json -, the same file twice, or no name at all.
     """
     if csv == tabular.STDOUT and json == tabular.STDOUT:
         raise InputError("--csv - and --json - both want stdout; give one of them a file")
-    if csv and json and Path(csv).resolve() == Path(json).resolve():
-        raise InputError(f"--csv {csv} and --json {json} are the same file; give each its own")
+    seen: dict[Path, str] = {}
+    for option, target in (("--csv", csv), ("--json", json), *more):
+        if target is not None and not target.strip():
+            raise InputError(f"{option}: expected the name of a file, found {target!r}")
+        if target is None or target == tabular.STDOUT:
+            continue
+        other = seen.setdefault(Path(target).resolve(), f"{option} {target}")
+        if other != f"{option} {target}":
+            raise InputError(f"{other} and {option} {target} are the same file; give each its own")
+
+
+def check_apart(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[Path | str | None]) -> None:
+    """Refuses to write over what is read: measurements cannot be made again from what would stand there.
+
+    Args:
+        outputs: (option, path or none).
+        inputs: files that the command reads; none and - are passed over.
+
+    Raises:
+        InputError: an output is an input, however its path is written.
+    """
+    read = {Path(file).resolve() for file in inputs if file is not None and str(file) != tabular.STDOUT}
+    for option, target in outputs:
+        if target is not None and target != tabular.STDOUT and Path(target).resolve() in read:
+            raise InputError(f"{option} {target}: is read by this very command; choose another name")
+
+
+def is_file(name: str | None) -> bool:
+    """Whether a name or path of the command line is a file, and not a name of the catalogue."""
+    try:
+        return name is not None and Path(name).is_file()
+    except OSError:  # too long for a path
+        return False
 
 
 def is_piped(csv: str | None, json: str | None) -> bool:

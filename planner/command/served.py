@@ -6,19 +6,24 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.specs.benchmarks import ServingRun, load_of, where
-from planner.specs.catalog import ENGINES, names
+from planner.specs.catalog import ENGINES, load_model, names
 
 DEGREES = ("tp", "pp", "dp")
 _AGREES = 0.1  # by which a length that was asked for may differ from the mean over the requests
 
 
+def server_of(run: ServingRun) -> str | None:
+    """The catalogue's engine that a result names; none where it names none, as `openai` does."""
+    server = (run.server or "").partition("-")[0]
+    return server if server in names(ENGINES) else None
+
+
 def doubt(run: ServingRun, engine: str) -> str | None:
     """A sentence where a result names another of the catalogue's engines than the one that is asked for."""
-    known = names(ENGINES)
-    server = (run.server or "").partition("-")[0]
-    if server not in known or engine not in known or engine.partition("-")[0] == server:
+    server = server_of(run)
+    if server is None or engine not in names(ENGINES) or engine.partition("-")[0] == server:
         return None
-    return f"{where(run)} is a run of {server}, but the engine is {engine}: --engine {server}?"
+    return f"{run.file} is a run of {server}, but the engine is {engine}: --engine {server}?"
 
 
 def options_of(run: ServingRun, given: dict[str, Any]) -> dict[str, Any]:
@@ -38,6 +43,10 @@ def options_of(run: ServingRun, given: dict[str, Any]) -> dict[str, Any]:
     if asked.get("model") is None:
         if run.model is None:
             raise InputError(f"{where(run)}: no model: the result names none; give --model")
+        try:
+            load_model(run.model)
+        except InputError as error:
+            raise InputError(f"{where(run)}: {error}; --model says which of them it is, --weights its format") from None
         asked["model"] = run.model
     for name in ("isl", "osl"):
         measured = getattr(run, name)

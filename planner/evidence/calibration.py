@@ -21,7 +21,7 @@ from planner.evidence import fabric as network
 from planner.evidence.comparison import Comparison, Summary, summary
 from planner.evidence.fitting import fit_kernel, on_edge
 from planner.evidence.hosts import FEWEST, fit_host
-from planner.evidence.serving import Served, ServingPoint, predictions
+from planner.evidence.serving import Served, ServingPoint, misfits, predictions
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.rules import refusal
@@ -40,7 +40,11 @@ EACH_BOUND = 2
 """Shapes that must wait mostly for memory, and as many that must wait mostly for arithmetic."""
 WORSE = (0.03, 0.001)
 """Before a fit counts as worse, its mean error may rise by this share of itself and this much more."""
-_TOO_FAST, _TOO_SLOW = 1.05, 100.0  # by the chip's peak; by what the shipped constants say
+POOR, DOUBTFUL = 0.30, 0.15
+"""Mean error after a fit above which it means nothing and is refused, and above which it is warned of."""
+_WORST = 3  # rows that a refusal names
+_TOO_FAST, _TOO_SLOW, _ROW_TOO_SLOW = 1.05, 10.0, 100.0  # by the chip's peak; by the shipped constants, median and row
+_A_UNIT = 8.0  # times that a factor may be off a unit's for the unit to be named
 _OF_PRODUCTS = ("fixed_us", "memory_fraction", "compute_fraction", "p")
 _OF_A_HOST = ("step_us", "per_sequence_us")
 _FAR = 20.0  # times that a TPOT may differ from what the shipped constants say
@@ -111,10 +115,10 @@ def calibrated_hardware(
 
 
 def refuse_worse(fits: Sequence[Fit]) -> None:
-    """Refuses fits that are no better than what was there.
+    """Refuses fits that are no better than what was there, or that explain nothing.
 
     Raises:
-        InputError: with both errors of the first such group.
+        InputError: with both errors of the first such group, or its error and the rows that are furthest off.
     """
     for fit in fits:
         before, after = fit.summaries()
@@ -123,6 +127,41 @@ def refuse_worse(fits: Sequence[Fit]) -> None:
                 f"{fit.group}: the fit is off by {after.mean:.1%} on average, the constants there are by "
                 f"{before.mean:.1%}: they stay, and nothing is written"
             )
+    for fit in fits:
+        after = fit.summaries()[1]
+        if fit.judged and after.mean > POOR:
+            worst = sorted(fit.after, key=lambda each: -abs(np.log(each.predicted / each.observed)))[:_WORST]
+            named = "; ".join(f"{each.case} ({each.what}): {each.error:+.0%}" for each in worst)
+            raise InputError(
+                f"{fit.group}: the best fit is off by {after.mean:.0%} on average, more than {POOR:.0%}: these rows "
+                f"are not of one machine as it is described, and nothing is written; furthest off: {named}"
+            )
+
+
+def doubtful(fits: Sequence[Fit]) -> list[str]:
+    """A sentence for each fit that is written but explains its rows badly."""
+    return [
+        f"{fit.group}: the fit is off by {after.mean:.0%} on average, more than {DOUBTFUL:.0%}; do not lean on it"
+        for fit in fits
+        if fit.judged and (after := fit.summaries()[1]).mean > DOUBTFUL
+    ]
+
+
+def reach(hardware: str, runs: Sequence[ServingPoint]) -> dict[str, Any]:
+    """The engine's `calibrated` as some runs reached it, on a machine of that name."""
+    return {
+        "hardware": [hardware],
+        "tp": max(run.tp for run in runs),
+        "pp": max(run.pp for run in runs),
+        "batch": max(_batch(run) for run in runs),
+        "isl": max(run.isl for run in runs),
+        "same_version": True,
+    }
+
+
+def _batch(run: ServingPoint) -> int:
+    """Requests of a replica."""
+    return -(-run.concurrency // run.dp)
 
 
 def fields(constants: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -186,7 +225,7 @@ def _arithmetic(hardware: Hardware, row: GemmRow) -> str:
     if row.dtype not in chip.compute_tflops:
         raise InputError(
             f"{row.file}: line {row.line}: {hardware.name} does not compute in {row.dtype}; it does in "
-            f"{', '.join(chip.compute_tflops)}"
+            f"{', '.join(name for name in chip.compute_tflops if name in _COMPUTED)}"
         )
     if row.dtype not in _COMPUTED:
         raise InputError(
@@ -220,12 +259,17 @@ def _check_units(hardware: Hardware, dtype: str, rows: Sequence[GemmRow], priced
     seconds = np.array([row.seconds for row in rows])
     slower = float(np.median(seconds / priced))
     peak = hardware.chip.peak(dtype)
-    for row in rows:
+    for row, own in zip(rows, (seconds / priced).tolist(), strict=True):
         rate = 2.0 * row.m * row.n * row.k / row.seconds
         if rate > _TOO_FAST * peak:
             raise InputError(
                 f"{row.file}: line {row.line}: {row.m} x {row.k} x {row.n} at {rate / TERA:.4g} TFLOP/s, the peak of "
                 f"{hardware.name} in {dtype} is {peak / TERA:g}: {_meant(row.unit, 1 / slower)}"
+            )
+        if own > _ROW_TOO_SLOW >= slower:
+            raise InputError(
+                f"{row.file}: line {row.line}: {row.m} x {row.k} x {row.n} takes {own:.3g} times what {hardware.name} "
+                f"is said to need, the other rows {slower:.3g} times: measure it again or take it out"
             )
     if slower > _TOO_SLOW:
         raise InputError(
@@ -239,7 +283,7 @@ def _meant(unit: str, factor: float) -> str:
     sizes = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
     if unit in sizes:
         near = min(sizes, key=lambda each: abs(np.log(sizes[each] / sizes[unit] / factor)))
-        if near != unit:
+        if near != unit and 1 / _A_UNIT < sizes[near] / sizes[unit] / factor < _A_UNIT:
             return f"are the times in {near}, not {unit}?"
     return "are the unit, the dtype and --hardware right?"
 
@@ -344,6 +388,7 @@ def calibrated_host(
         InputError: too few runs, plans that cannot run, times in another unit than ms, a fit that is worse.
     """
     _check_runs(after, engine, runs)
+    _check_room(after, engine, runs)
     was = predictions(runs, lambda *_: (before, engine))
     _check_ms(runs, was)
     version = ", ".join(sorted({run.version for run in runs if run.version})) or None
@@ -378,6 +423,33 @@ def calibrated_host(
     fits[0] = fits[0]._replace(changes=_changes("host", engine.host, host, numbers), notes=tuple(notes))
     refuse_worse(fits)
     return fits, {"host": fields(host, numbers)}
+
+
+def taken(engine: Engine, runs: Sequence[ServingPoint]) -> tuple[list[ServingPoint], list[str]]:
+    """(the runs whose batch the engine takes, a sentence for each other: there requests waited in a queue).
+
+    Raises:
+        InputError: too few are left.
+    """
+    most = engine.scheduler.max_sequences
+    kept = [run for run in runs if _batch(run) <= most]
+    beyond = [
+        f"{run.case}: left out: {_batch(run)} requests a replica, but {engine.name} takes at most {most} "
+        f"sequence{'s' if most > 1 else ''}"
+        for run in runs
+        if _batch(run) > most
+    ]
+    if beyond and len(kept) < FEWEST:
+        left = f"of {len(runs)} runs {len(kept)} remain, expected at least {FEWEST}"
+        raise InputError(f"{beyond[0]}; {left}: is --engine right?")
+    return kept, beyond
+
+
+def _check_room(hardware: Hardware, engine: Engine, runs: Sequence[ServingPoint]) -> None:
+    """Refuses runs of which not one request fits in the machine's memory."""
+    for run, reason in zip(runs, misfits(runs, lambda *_: (hardware, engine)), strict=True):
+        if reason is not None:
+            raise InputError(f"{run.case}: {run.what}, does not fit on {hardware.name}: {reason}")
 
 
 def _check_runs(hardware: Hardware, engine: Engine, runs: Sequence[ServingPoint]) -> None:

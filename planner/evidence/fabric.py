@@ -41,6 +41,8 @@ FEWEST_SIZES, FEWEST_LARGE = 6, 3
 """Sizes from which latency and bandwidth are fitted, and bandwidth alone where all buffers are large."""
 LARGEST_LATENCY, SMALLEST_BANDWIDTH = 256 * KIB, 8 * MIB
 """The smallest buffer must show the latency, the largest the bandwidth."""
+LARGEST_HOST = 16
+"""Accelerators that one host holds at most; only a larger domain, such as a rack of 72, can span hosts."""
 TOO_FAST = 2.0
 """No kernel exceeds its link by this factor: reduction inside a switch comes to 1.1."""
 _FIRST_HOP_US = 5.0
@@ -146,11 +148,17 @@ def level_of(hardware: Hardware, run: CollectiveRun) -> int:
 
 
 def _inside(hardware: Hardware, run: CollectiveRun) -> bool:
-    """Whether several hosts share the innermost domain: their network cards could not have been this fast."""
+    """Whether several hosts share the innermost domain: it is larger than a host, and cards could not be this fast.
+
+    A ring sends 2 (n-1)/n of an all-reduce's buffer over the cards; a tree over two hosts only the buffer itself.
+    """
     if run.ranks > (hardware.domain or run.ranks) or len(hardware.network) == 1:
         return len(hardware.network) == 1
+    if (hardware.domain or LARGEST_HOST + 1) <= LARGEST_HOST:
+        return False
     cards = min(run.hosts) if run.op != "send" else 1
-    return _fastest(run, hardware.network[0])[0] > 1.2 * cards * hardware.network[1].link
+    tree = 2 * (run.ranks - 1) / run.ranks if run.op == "all_reduce" else 1.0
+    return _fastest(run, hardware.network[0])[0] > 1.2 * tree * cards * hardware.network[1].link
 
 
 def _fastest(run: CollectiveRun, level: NetworkLevel) -> tuple[float, str]:

@@ -20,6 +20,7 @@ from planner.costs.serving import Rows, Setting, fit, formats_of, price
 from planner.evidence.comparison import Comparison
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
+from planner.pricing import memory_reasons
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
@@ -152,6 +153,17 @@ def predictions(runs: Sequence[ServingPoint], machine: Machine = load_machine) -
             columns[name][places] = values / MS
         columns["batch"][places] = fitted.batch
     return Served(**columns, osl=np.array([run.osl for run in runs], dtype=float))
+
+
+def misfits(runs: Sequence[ServingPoint], machine: Machine = load_machine) -> list[str | None]:
+    """Why not one request of each run fits in memory, as a sentence; none where one does."""
+    reasons: list[str | None] = []
+    for run in runs:
+        setting = _setting(run, run.tp * run.pp * run.dp, machine)
+        columns = {name: np.array([getattr(run, name)], dtype=float) for name in ("tp", "pp", "dp", "isl", "osl")}
+        fitted = fit(setting, Rows.of(**columns, concurrency=np.array([float(run.concurrency)])), clip=True)
+        reasons += memory_reasons(setting, fitted, np.where(fitted.batch < 1, float(run.concurrency), 0.0))
+    return reasons
 
 
 def _setting(run: ServingPoint, chips: int, machine: Machine) -> Setting:

@@ -10,16 +10,19 @@ import io
 import json
 import math
 import re
+import textwrap
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from planner.errors import SpecError
+from planner.specs.dtypes import ACTIVATION_BYTES, WEIGHTS
 from planner.specs.nccl_tests import CollectiveRun, parse_collectives
 from planner.units import MS, TERA
 
 Kind = Literal["nccl", "gemm", "serving"]
 _LARGEST = 64 * 2**20  # bytes; results with the text of every answer are larger, and not needed
 _AGREES = 0.05  # by which figures that say the same may differ
+_IN_FLIGHT = 1.2  # times the cap that TTFT, TPOT and duration may put in flight: they are means, and rounded
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _UNITS = {unit: unit for unit in _SECONDS} | {
@@ -36,6 +39,11 @@ _DTYPES = {
 }  # fmt: skip
 
 
+_COMPUTED = {dtype.compute for dtype in WEIGHTS.values() if dtype.bytes <= ACTIVATION_BYTES}
+_PLANNED = [
+    name for name in dict.fromkeys(_DTYPES.values()) if WEIGHTS[name].bytes == ACTIVATION_BYTES or name in _COMPUTED
+]
+"""Those in which some plan computes: int8 is stored only, and nothing is served in fp32."""
 _LAYOUTS = "the result of `vllm bench serve --save-result` or sglang.bench_serving"
 _TIMES_OF_A_RUN = {"mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "median_tpot_ms"}
 
@@ -175,6 +183,8 @@ def parse_gemm(text: str, path: str) -> list[GemmRow]:
     if not lines:
         raise SpecError(path, "", "is empty: expected a header with m, n, k, dtype, time_us, and a row a shape")
     (header_line, header), *body = lines
+    if lines[0][1][0].lstrip().startswith(("{", "[")):
+        raise SpecError(path, f"line {header_line}", "is JSON: expected CSV of m, n, k, dtype and time_us (--serving?)")
     columns = _gemm_columns(header, path, f"line {header_line}")
     if not body:
         raise SpecError(path, "", "has a header but no rows")
@@ -187,14 +197,17 @@ def _gemm_columns(header: list[str], path: str, place: str) -> _Columns:
     def index(wanted: str, *others: str) -> int:
         found = next((names.index(name) for name in (wanted, *others) if name in names), None)
         if found is None:
-            have = ", ".join(names)
+            have = textwrap.shorten(", ".join(names), 80, placeholder=" ...")
             raise SpecError(path, place, f"no column {wanted!r}; expected m, n, k, dtype and time_us, found {have}")
         return found
 
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise SpecError(path, place, f"column {twice!r} stands twice: which of them counts?")
     shape = (index("m"), index("n"), index("k"))
     dtype = index("dtype", "type", "precision", "gemm_dtype", "datatype")
     letters = [re.sub(r"[^a-z]", "", name) for name in names]
-    tflops = next((place for place, name in enumerate(letters) if name in ("tflops", "tflop")), None)
+    tflops = next((place for place, name in enumerate(letters) if name in ("tflops", "tflop", "tflopss")), None)
     times = [(place, *found) for place, name in enumerate(names) if (found := _time_unit(name)) is not None]
     if len(times) > 1:
         both = " and ".join(names[place] for place, *_ in times)
@@ -228,8 +241,7 @@ def _gemm_row(number: int, row: list[str], width: int, columns: _Columns, path: 
     m, n, k = (_whole(row[column], name, path, place) for column, name in zip(columns.shape, "mnk", strict=True))
     name = row[columns.dtype].strip().lower().removeprefix("torch.")
     if name not in _DTYPES:
-        known = ", ".join(dict.fromkeys(_DTYPES.values()))
-        raise SpecError(path, place, f"unknown dtype {name!r}; expected one of {known}")
+        raise SpecError(path, place, f"unknown dtype {name!r}; expected one of {', '.join(_PLANNED)}")
     flops = 2.0 * m * n * k
     rate = None if columns.tflops is None else _above_zero(row[columns.tflops], "tflops", path, place)
     if columns.time is None:
@@ -293,8 +305,10 @@ def _objects(text: str, path: str) -> list[tuple[int, Any]]:
             value, position = decoder.raw_decode(text, skipped)
         except json.JSONDecodeError as error:
             raise SpecError(path, f"line {error.lineno}", f"is not valid JSON: {error.msg}") from None
-        except RecursionError:
-            raise SpecError(path, f"line {line}", "is nested too deeply to be a result") from None
+        except (RecursionError, ValueError):  # brackets in brackets, or a number of thousands of digits
+            raise SpecError(
+                path, f"line {line}", "is nested too deeply, or holds too long a number, to be a result"
+            ) from None
         found += [(line, each) for each in value] if isinstance(value, list) else [(line, value)]
     return found
 
@@ -303,10 +317,13 @@ def _serving_run(raw: Any, path: str, place: str) -> ServingRun:
     if not isinstance(raw, dict) or not raw.keys() & _TIMES_OF_A_RUN:
         raise SpecError(path, place, f"no mean_ttft_ms or mean_tpot_ms; expected {_LAYOUTS}")
     read = _Reader(raw, path, place)
-    requests = read.whole("completed") or read.whole("num_prompts") or 0
+    completed, asked = read.whole("completed"), read.whole("num_prompts")
+    requests = (asked if completed is None else completed) or 0
     if requests < 1:
-        raise read.problem("completed", "found none; expected requests that were answered")
-    failed = read.whole("failed") or max(0, (read.whole("num_prompts") or 0) - requests)
+        lost = read.whole("failed") or asked
+        of = f" of {lost} requests" if lost else ""
+        raise read.problem("completed", f"found none{of}; expected requests that were answered")
+    failed = read.whole("failed") or max(0, (asked or 0) - requests)
     if failed > _AGREES * requests:
         raise read.problem("completed", f"{failed} requests failed beside {requests} that were answered: run it again")
     accepted = read.number("accept_length") or read.number("spec_decode_acceptance_length") or 1.0
@@ -344,12 +361,21 @@ class _Reader(NamedTuple):
         value = self.raw.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise self.problem(key, f"found {value!r}, expected a number of at least 0")
-        return float(value)
+        number = math.nan
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except OverflowError:  # JSON has whole numbers of any length
+                number = math.inf
+        if not 0 <= number < math.inf:
+            raise self.problem(key, f"found {_short(value)}, expected a number of at least 0")
+        return number
 
     def whole(self, key: str) -> int | None:
+        """A whole number of at least 0."""
         value = self.number(key)
+        if value is not None and value != int(value):
+            raise self.problem(key, f"found {value:g}, expected a whole number")
         return None if value is None else int(value)
 
     def metric(self, name: str) -> float | None:
@@ -370,6 +396,11 @@ class _Reader(NamedTuple):
         if not cap:
             average = self.number("concurrency")
             return max(1, round(average)) if average else None
+        if in_flight is not None and in_flight > _IN_FLIGHT * cap:
+            raise self.problem(
+                "max_concurrency", f"found {cap}, but TTFT, TPOT and duration put {in_flight:.3g} requests in flight "
+                "(requests by seconds, times seconds a request): they are not figures of one run"
+            )  # fmt: skip
         if in_flight is not None and in_flight < _REACHED * cap:
             return None
         return cap
@@ -379,8 +410,11 @@ class _Reader(NamedTuple):
         server = self.raw.get("server_info")
         for place in (self.raw, server if isinstance(server, dict) else {}):
             for key in keys:
-                if re.fullmatch(r"[1-9]\d*", str(place.get(key))):
-                    return int(str(place[key]))
+                if place.get(key) is None:
+                    continue
+                if isinstance(place[key], bool) or not re.fullmatch(r"[1-9]\d{0,5}", str(place[key])):
+                    raise self.problem(key, f"found {_short(place[key])}, expected a whole number of at least 1")
+                return int(str(place[key]))
         return None
 
     def text(self, *keys: str) -> str | None:
@@ -390,6 +424,13 @@ class _Reader(NamedTuple):
                 if isinstance(place.get(key), str) and place[key]:
                     return str(place[key])
         return None
+
+
+def _short(value: Any) -> str:
+    """What was found, for an error: a number of thousands of digits is not printed, and could not be."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
+        return "a number of more than 20 digits"
+    return textwrap.shorten(repr(value), 60, placeholder=" ...")
 
 
 _REACHED = 0.6  # share of the cap that must be in flight on average for the cap to be the load

@@ -108,6 +108,25 @@ def load(family: Family[Spec], name: str | Path) -> Spec:
     return _load(family, str(name))
 
 
+def files_of(family: Family[Any], name: str | Path) -> list[tuple[Path, bool]]:
+    """(file, whether it is a shipped one) behind a name or path, and those that it extends one after another.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    path, shipped = _locate(family, str(name))
+    found: list[tuple[Path, bool]] = []
+    while path not in [known for known, _ in found]:
+        found.append((path, shipped))
+        base = _read(path).get("extends")
+        beside = path.parent / str(base)
+        parent = None if base is None else beside if beside.is_file() else _path_of(family, str(base))
+        if parent is None:
+            break
+        path, shipped = parent, parent.is_relative_to(_shipped(family))
+    return found
+
+
 def names(family: Family[Any]) -> list[str]:
     """Names of all files of a family that are found, sorted."""
     return sorted({path.stem for path, _ in _files(family)})
@@ -202,7 +221,7 @@ def _extended(
     merged: dict[str, Any] = {}
     while layers:
         layer = layers.pop()
-        for own in ("aliases", "hf_ids", "published"):  # another model's names and count
+        for own in ("aliases", "hf_ids", "published", "like"):  # another's names and count, and whose constants it has
             merged.pop(own, None)
         merged = merge(merged, layer, chain.pop().name)
         for name in (layer.get("name"), *(layer.get("aliases") or ())):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from planner.errors import InputError
@@ -233,6 +233,9 @@ class Hardware(NamedTuple):
     """By kind (gemm, attention_prefill, attention_decode, elementwise), then dtype (bf16, fp8)."""
     collectives: tuple[CollectiveKernel, ...]
     aliases: tuple[str, ...] = ()
+    like: str | None = None
+    """The hardware whose measurements of engines and hosts stand for this one too: the same machine, with constants of
+    its own. Not handed on to a file that extends this one; none = no other's."""
     roofline: Literal["per_op", "per_step"] = "per_op"
     """per_step: one maximum over a stage's summed FLOPs and bytes, weights and KV only (the textbook's)."""
     price: Price | None = None
@@ -260,12 +263,21 @@ class Hardware(NamedTuple):
         for index, level in enumerate(self.network):
             for key, problem in level.contradictions(innermost=index == 0, last=index + 1 == len(self.network)):
                 yield f"network.{index}.{key}", problem
+        yield from self._likeness()
         names = [level.name for level in self.network]
         for index, row in enumerate(self.collectives):
             if row.level not in names:
                 yield f"collectives.{index}.level", f"found {row.level!r}, expected one of {', '.join(names)}"
             if not row.ranks and row.hop_us is None:
                 yield f"collectives.{index}", "has neither ranks nor hop_us; expected one of them for the latency"
+
+    def _likeness(self) -> Iterator[tuple[str, str]]:
+        if self.like is not None and (not self.like.strip() or self.like == self.name):
+            yield "like", f"found {self.like!r}, expected the name of another hardware file, or nothing"
+
+    def within(self, machines: Sequence[str]) -> bool:
+        """Whether what was measured on some machines, by name, stands for this one."""
+        return self.name in machines or self.like in machines
 
     @property
     def alone(self) -> Hardware:

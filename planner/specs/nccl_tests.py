@@ -30,16 +30,23 @@ _UNITS = {"ns": 1e-9, "us": US, "ms": 1e-3, "s": 1.0}
 _FALLS_TO = 1 / 3  # a larger buffer may take this share of a smaller one's time: protocols change with the size
 _AGREES = 0.25  # by which a printed bandwidth may differ from what size, time and ranks give; another test is 2 x off
 _LEAST_GB_PER_S = 0.1  # below it the two decimals of a bandwidth say too little
+_PRINTED = 1e-4  # by which two bandwidths of one row may differ beside the last digit of each
+_MOST_RANKS = 1025  # that are tried for a hint
 _ROUNDING = 0.02  # by which floating-point sums may differ where a version prints the difference and not a count
 
-_PREFIX = re.compile(r"^\s*(?:\d+:\s|\[\d+,\d+\]<std\w+>:)")
-_START = re.compile(r"\bnThreads?\s+\d+\s+nGpus\s+\d+")
+_PREFIX = re.compile(
+    r"^\s*(?:\d+:\s|\[\d+,\d+\]<std\w+>:"  # srun -l, mpirun --tag-output
+    r"|(?:(?:\[[\w./:-]+\]:?|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*|[A-Za-z][\w.-]*:)\s+)+(?=[#$\d]))"
+)
+"""What launchers put before a line: a rank, and before lines of a test a host, a container or a moment in time."""
+_START = re.compile(r"\bnThreads?\s+(\d+)\s+nGpus\s+(\d+)")
 _PROGRAM = re.compile(
     r"(?<![a-z])(all_reduce|all_gather|reduce_scatter|alltoallv?|sendrecv|broadcast|reduce|gather|scatter|hypercube)_perf"
 )
-_RANK = re.compile(r"Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
-_ROW = re.compile(r"^\s*(\d+)\s+(\d[\d.e+]*)\s+(u?int\d*|u?char|half|b?float\w*|double|fp?\d+\w*)\s+(\S.*)$")
+_RANK = re.compile(r"Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
+_ROW = re.compile(r"^\s*(\d\S*)\s+(\S+)\s+(u?int\d*|u?char|half|b?float\w*|double|fp?\d+\w*)\s+(\S.*)$")
 _VERSION = re.compile(r"nccl-library=(\d+)|\b[NR]CCL version[ :]+(\d+(?:\.\d+)+)")
+_FAILED = re.compile(r"\bTest (?:[NR]CCL |CUDA |HIP )?failure\b.*")
 _BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)\s*FAILED")
 
 
@@ -74,7 +81,9 @@ class _Line(NamedTuple):
     """A row as printed."""
 
     row: CollectiveRow
-    busbw: float
+    algbw: str
+    """As printed, since its digits say how well it is known; so for `busbw`."""
+    busbw: str
     wrong: tuple[str, str]
     """Of the out-of-place and of the in-place half."""
     per_element: float
@@ -87,7 +96,9 @@ class _Block:
 
     def __init__(self) -> None:
         self.program: str | None = None
-        self.starts = 0
+        self.each = 1
+        """Ranks of a process."""
+        self.processes: set[tuple[str, str]] = set()
         self.devices: list[tuple[int, int, str, str]] = []
         self.columns: list[str] = []
         self.unit = US
@@ -123,7 +134,8 @@ def _read_line(line: str, place: str, path: str, blocks: list[_Block]) -> None:
     if match := _ROW.match(line):
         _read_row(match, place, path, block)
     elif match := _RANK.search(line):
-        block.devices.append((int(match[1]), int(match[2] or 0), match[3], match[4].strip()))
+        block.devices.append((int(match[1]), int(match[2] or 0), match[4], match[5].strip()))
+        block.processes.add((match[4], match[3]))
     elif "algbw" in line and "busbw" in line:
         block.columns = line.lstrip(" #").split()
         if "cputime" in block.columns:
@@ -133,6 +145,8 @@ def _read_line(line: str, place: str, path: str, blocks: list[_Block]) -> None:
         block.unit = _UNITS[units[0]] if units else US
     elif match := _BOUNDS.search(line):
         raise SpecError(path, place, f"{match[1]} values were out of bounds: results that are wrong time nothing")
+    elif block.lines and (match := _FAILED.search(line)):
+        raise SpecError(path, place, f"the test failed here ({match[0][:60].strip()}): run it again, or take it out")
     else:
         _read_heading(line, blocks)
 
@@ -144,7 +158,7 @@ def _read_heading(line: str, blocks: list[_Block]) -> None:
     if program and "concluded" in line:
         block.program = block.program or program[1]
         return
-    starts = _START.search(line) is not None
+    starts = _START.search(line)
     if (program or starts) and block.lines:
         version = block.version
         block = _Block()
@@ -153,12 +167,14 @@ def _read_heading(line: str, blocks: list[_Block]) -> None:
     if program:
         block.program = program[1]
     if starts:
-        block.starts += 1
+        block.each = int(starts[1]) * int(starts[2])
     if match := _VERSION.search(line):
         block.version = _dotted(match[1]) if match[1] else match[2]
 
 
 def _read_row(match: re.Match[str], place: str, path: str, block: _Block) -> None:
+    if not re.fullmatch(r"\d{1,18}", match[1]):
+        raise SpecError(path, place, f"size is {match[1][:30]!r}, expected bytes")
     size, rest = int(match[1]), match[4].split()
     count = _number(match[2], "count", size, path, place)
     redop = rest.pop(0) if re.fullmatch(r"[a-z]+", rest[0]) and rest[0] != "nan" else ""
@@ -168,12 +184,13 @@ def _read_row(match: re.Match[str], place: str, path: str, block: _Block) -> Non
         raise SpecError(path, place, f"expected a time, algbw and busbw behind {size} B, found {' '.join(rest)!r}")
     if not (size and count):
         return  # a buffer too small to divide over the ranks: nothing was sent
-    seconds, busbw = (_number(rest[at], name, size, path, place) for at, name in ((0, "time"), (2, "busbw")))
+    seconds, _ = (_number(rest[at], name, size, path, place) for at, name in ((0, "time"), (2, "busbw")))
     half = len(rest) // 2 if len(rest) > 4 else len(rest)
     wrong = (rest[3] if len(rest) > 3 else "N/A", rest[half + 3] if len(rest) > half + 3 else "N/A")
     _refuse_wrong(wrong[0], size, path, place)
+    _number(rest[1], "algbw", size, path, place)
     row = CollectiveRow(float(size), seconds * block.unit, place)
-    block.lines.append(_Line(row, busbw, wrong, size / count / _bytes(match[3]), redop))
+    block.lines.append(_Line(row, rest[1], rest[2], wrong, size / count / _bytes(match[3]), redop))
 
 
 def _number(cell: str, name: str, size: int, path: str, place: str) -> float:
@@ -218,7 +235,9 @@ def _run(block: _Block, path: str) -> CollectiveRun:
     op = _operation(block, ranks, path)
     run = CollectiveRun(path, op, hosts, tuple(line.row for line in block.lines), device, block.version)
     for line in block.lines:
-        _check_bandwidth(run, line.row, line.busbw)
+        _check_bandwidth(run, line.row, float(line.busbw), block.unit)
+    for line in block.lines:
+        _check_ranks(run, line)
     _check_order(run)
     return run
 
@@ -231,6 +250,7 @@ def _hosts(block: _Block, path: str) -> tuple[tuple[int, ...], str]:
             path, place, "no `# Rank ... on HOST device ...` lines before the results: keep them, they say which ranks "
             "share a node"
         )  # fmt: skip
+    _check_complete(block, path, place)
     groups: dict[int, list[tuple[int, str]]] = {}
     for rank, group, host, _ in block.devices:
         groups.setdefault(group, []).append((rank, host))
@@ -248,6 +268,19 @@ def _hosts(block: _Block, path: str) -> tuple[tuple[int, ...], str]:
     if sum(shape) < 2:
         raise SpecError(path, place, "a single rank sends nothing: run with at least 2 (-g 8, or mpirun -np 8)")
     return shape, block.devices[0][3]
+
+
+def _check_complete(block: _Block, path: str, place: str) -> None:
+    """Refuses a log of which lines that name ranks were lost: its groups would be too small."""
+    ranks = [rank for rank, *_ in block.devices]
+    expected = block.each * len(block.processes)
+    if len(set(ranks)) == len(ranks):  # else these are several runs, or groups with numbers of their own
+        expected = max(expected, max(ranks) + 1)
+    if len(ranks) < expected:
+        raise SpecError(
+            path, place, f"{len(ranks)} `# Rank` lines before the results, but the run had at least {expected} ranks: "
+            "lines were lost; keep all of them"
+        )  # fmt: skip
 
 
 def _operation(block: _Block, ranks: int, path: str) -> CollectiveOp:
@@ -286,19 +319,50 @@ def factor(op: CollectiveOp, ranks: int) -> float:
     return (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
-def _check_bandwidth(run: CollectiveRun, row: CollectiveRow, busbw: float) -> None:
+def _check_bandwidth(run: CollectiveRun, row: CollectiveRow, busbw: float, unit_s: float) -> None:
+    """Refuses a time that does not give the bandwidth beside it; `unit_s` is what the times were read in, seconds."""
     if busbw < _LEAST_GB_PER_S:
         return
     implied = row.size * factor(run.op, run.ranks) / row.seconds / GB
     if abs(implied / busbw - 1) <= _AGREES:
         return
-    units = (unit for unit, scale in _UNITS.items() if scale != US and abs(implied * US / scale / busbw - 1) < _AGREES)
+    units = (
+        unit for unit, scale in _UNITS.items()
+        if scale != unit_s and abs(implied * unit_s / scale / busbw - 1) < _AGREES
+    )  # fmt: skip
     unit = next(units, None)
+    read_in = next(name for name, scale in _UNITS.items() if scale == unit_s)
     hint = f"is the time in {unit}?" if unit else f"is this {run.op} over {run.ranks} ranks?"
     raise SpecError(
-        run.file, row.place, f"{row.seconds / US:g} us and a bus bandwidth of {busbw:g} GB/s do not belong together: "
-        f"{run.op} of {row.size:.0f} B over {run.ranks} ranks in that time is {implied:.3g} GB/s; {hint}"
+        run.file, row.place, f"{row.seconds / unit_s:g} {read_in} and a bus bandwidth of {busbw:g} GB/s do not belong "
+        f"together: {run.op} of {row.size:.0f} B over {run.ranks} ranks in that time is {implied:.3g} GB/s; {hint}"
     )  # fmt: skip
+
+
+def _check_ranks(run: CollectiveRun, line: _Line) -> None:
+    """Refuses bandwidths whose ratio, which operation and ranks alone decide, is not that of the ranks named above."""
+    algbw, busbw = float(line.algbw), float(line.busbw)
+    if not algbw:
+        return
+    slack = [_last_digit(cell) for cell in (line.algbw, line.busbw)]
+
+    def fits(ranks: int) -> bool:
+        own = factor(run.op, ranks)
+        return abs(own * algbw - busbw) <= own * slack[0] + slack[1] + _PRINTED * busbw
+
+    if fits(run.ranks):
+        return
+    meant = next((f"that of {ranks} ranks" for ranks in range(2, _MOST_RANKS) if fits(ranks)), "of no number of ranks")
+    raise SpecError(
+        run.file, line.row.place, f"a bus bandwidth of {line.busbw} at an algorithm's of {line.algbw} GB/s is {meant}, "
+        f"but the lines above name {run.ranks} of this {run.op}: keep all `# Rank` lines"
+    )  # fmt: skip
+
+
+def _last_digit(cell: str) -> float:
+    """By how much a printed number may differ from the one that was rounded to it."""
+    digits, _, exponent = cell.lower().partition("e")
+    return float(0.6 * 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2])))
 
 
 def _check_order(run: CollectiveRun) -> None:
@@ -320,7 +384,7 @@ def _of_json(text: str, path: str) -> CollectiveRun:
         return _read_json(json.loads(text), path)
     except json.JSONDecodeError as error:
         raise SpecError(path, f"line {error.lineno}", f"is not valid JSON: {error.msg}") from None
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise SpecError(path, "", f"is not what nccl-tests writes with -J: {error}") from None
 
 
@@ -355,13 +419,15 @@ def _json_row(result: Any, place: str, path: str, block: _Block) -> None:
     if not size or not count:
         return
     seconds = _number(str(half.get("time")), "time", size, path, place) * US
-    busbw = _number(str(half.get("bus_bw", 0.0)), "busbw", size, path, place)
+    rates = [str(half.get(key, 0.0)) for key in ("alg_bw", "bus_bw")]
+    for name, cell in zip(("algbw", "busbw"), rates, strict=True):
+        _number(cell, name, size, path, place)
     other = result.get("in_place") or {}
     wrong = tuple("N/A" if each.get("nwrong") is None else f"{float(each['nwrong']):g}" for each in (half, other))
     _refuse_wrong(wrong[0], size, path, place)
     row = CollectiveRow(float(size), seconds, place)
     per_element = size / count / _bytes(str(result.get("type", "float")))
-    block.lines.append(_Line(row, busbw, (wrong[0], wrong[1]), per_element, str(result.get("redop", ""))))
+    block.lines.append(_Line(row, rates[0], rates[1], (wrong[0], wrong[1]), per_element, str(result.get("redop", ""))))
 
 
 def _json_devices(config: dict[str, Any], path: str) -> Iterator[tuple[int, int, str, str]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, forget_files, run
+from helpers import ROOT, Completed, forget_files, run
 
 import planner
 from planner.report.against import METRICS
+from planner.specs.engine import Calibrated
 
 DATA = ROOT / "tests" / "data"
 NODE, NODES, GEMM = DATA / "nccl_node.txt", DATA / "nccl_nodes.txt", DATA / "gemm.csv"
@@ -36,15 +38,17 @@ def test_both_files_are_written_and_used(tmp_path: Path, fresh_catalog: None) ->
         "--engine-output", host,
     )  # fmt: skip
     assert (done.status, done.err) == (0, "")
-    assert f"Wrote {mine}; use it with --hardware {mine}." in " ".join(done.out.split())
+    assert f"Wrote {mine} and {host}; use them together with --hardware {mine} --engine {host}." in " ".join(
+        done.out.split()
+    )
     text = mine.read_text()
     assert text.startswith("# Written by plan calibrate")
-    assert "\nextends: h100-sxm\nname: my-cluster\n" in text
     assert "status: fitted" in text
     assert "'gemm.csv, 28 rows'" in text
     for untouched in ("chip:", "network:", "attention_decode", "custom_one_shot", "price"):
         assert untouched not in text
     assert "\nextends: vllm\nname: my-engine\nhost:\n" in host.read_text()
+    assert "\nextends: h100-sxm\nname: my-cluster\nlike: h100-sxm\n" in text
 
     hardware, engine = planner.load_machine(mine, host)
     shipped, software = planner.load_machine("h100", "vllm")
@@ -56,7 +60,9 @@ def test_both_files_are_written_and_used(tmp_path: Path, fresh_catalog: None) ->
         "custom_one_shot", "all_reduce", "nvlink"
     )  # the engine's own, under the file that extends
     assert engine.host.provenance.source == "vllm_serving.json, 6 runs"
-    assert engine._replace(name=software.name, host=software.host) == software
+    assert engine._replace(name=software.name, host=software.host, calibrated=software.calibrated) == software
+    assert engine.calibrated == Calibrated(("my-cluster",), tp=1, batch=128, isl=1024)
+    assert (hardware.like, shipped.like) == ("h100-sxm", None)
 
     words = ("-m", "llama3-70b", "--gpus", 16, "--csv", "-")
     new, old = run(*words, "-H", mine, "--engine", host), run(*words, "-H", "h100")
@@ -88,6 +94,62 @@ def test_a_file_may_start_from_one_of_the_users_own(tmp_path: Path, fresh_catalo
     again = run("calibrate", "-H", first, "--gemm", GEMM, "--output", first, "--force")
     assert again.status == 2
     assert "is the file to start from" in again.err
+
+
+def test_a_file_of_the_search_path_is_extended_as_the_file_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_catalog: None
+) -> None:
+    """Not as what it calls itself: that may be a shipped file, or nothing that can be found."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.setenv("PLAN_CONFIG_PATH", str(folder))
+    chips = {"rack": "h100-sxm", "other": "'rack: no. 2'"}
+    for stem, name in chips.items():
+        (folder / f"{stem}.yaml").write_text(f"extends: h100-sxm\nname: {name}\nnotes: [of {stem}]\n")
+    software = folder / "tuned.yaml"
+    software.write_text("extends: vllm\nname: vllm\nnotes: [of tuned]\n")
+    text = software.read_text()
+    for stem in chips:
+        target = tmp_path / f"new-{stem}.yaml"
+        assert run("calibrate", "-H", stem, GEMM, "-o", target, "--quiet").status == 0
+        assert f"extends: mine/{stem}.yaml\n" in target.read_text()
+        assert planner.load_hardware(target).notes == (f"of {stem}",)
+    for option in ("--engine-output", "--csv"):
+        done = run(*H100, "--engine", "tuned", SERVING, option, software, "--force")
+        assert (done.status, done.out) == (2, "")
+        assert software.read_text() == text
+    done = run("calibrate", "-H", "rack", SERVING, "--engine-output", folder / "rack.yaml", "--force")
+    assert "is the file to start from" in done.err
+    assert (folder / "rack.yaml").read_text().startswith("extends: h100-sxm\n")
+
+
+def test_what_was_fitted_here_is_trusted_here(tmp_path: Path, fresh_catalog: None) -> None:
+    """A file of one's own constants must not make the planner less sure than the shipped ones do."""
+    mine, host = tmp_path / "mine.yaml", tmp_path / "host.yaml"
+    files = ("--nccl", NODES, "--gemm", GEMM, "--serving", SERVING)
+    assert run(*H100, *files, "-o", mine, "--engine-output", host, "--quiet").status == 0
+
+    def said(*words: object) -> str:
+        return " ".join(run("-m", "llama3-8b", "--gpus", 16, "--tp", "1,8,16", "--pp", 1, *words).out.split())
+
+    shipped, own, both = said("-H", "h100"), said("-H", mine), said("-H", mine, "--engine", host)
+    for text in (shipped, own, both):
+        assert "within 10% of the row above" in text
+        assert "hardware in" not in text
+    assert "Assumed, not measured: elementwise, collectives over infiniband." in shipped
+    assert "Assumed, not measured: elementwise. $" in own
+    assert "constants were measured on mine; TP to 1, one stage, batches to 128, prompts to 1024" in both
+    child = tmp_path / "child.yaml"  # whoever changes it further has a machine that nobody measured
+    child.write_text("extends: mine.yaml\nchip: {memory_bandwidth_gb_per_s: 4000}\n")
+    assert planner.load_hardware(child).like is None
+    assert "within 25% of the row above" in said("-H", child)
+    again = tmp_path / "again.yaml"
+    assert run("calibrate", "-H", mine, GEMM, "-o", again, "--quiet").status == 0
+    assert planner.load_hardware(again).like == "h100-sxm"
+    child.write_text("extends: mine.yaml\nlike: child\n")
+    forget_files()
+    with pytest.raises(planner.SpecError, match="like: found 'child', expected the name of another"):
+        planner.load_hardware(child)
 
 
 def test_a_file_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
@@ -179,6 +241,19 @@ REFUSED: list[tuple[tuple[object, ...], str]] = [
     ((*H100, "--gemm", GEMM, "--engine-output", "e.yaml"), "nothing of the engine is fitted"),
     ((*H100, "--serving", SERVING, "--output", "h.yaml"), "nothing of the hardware is fitted"),
     ((*H100, GEMM, SERVING, "--output", "x.yaml", "--engine-output", "x.yaml"), "the same file"),
+    ((*H100, GEMM, SERVING, "--engine-output", "e.yaml"), "on top of the kernels of this very call"),
+    ((*H100, GEMM, "--output", "h100-sxm.yaml"), "it would extend itself; choose another name"),
+    ((*H100, SERVING, SGLANG), "is a run of vllm and"),
+    ((*H100, SERVING, "-m", "llama3-70b", "--tp", 8), "% on average, more than 30%"),
+    ((*H100, SERVING, "-m", "llama3-70b", "--tp", 8), "furthest off: vllm_serving.json: line"),
+    (
+        (*H100, SERVING, "-m", "llama3-70b"),
+        "line 1: TP1, 1024 in, 256 out, 1 in flight, does not fit on h100-sxm: ",
+    ),
+    (
+        ("calibrate", SERVING, "-H", "a100", "--engine", "gpt-fast"),
+        "takes at most 1 sequence; of 6 runs 1 remain",
+    ),
     ((*H100, "--serving", BENCH), "1 with a TPOT are too few"),
     ((*H100, "--serving", SERVING, "--tp", "1,2"), "is not a whole number"),
     ((*H100, "--serving", SERVING, "--isl", 512), "--isl 512 contradicts"),
@@ -210,6 +285,43 @@ def test_rows_in_another_unit_are_refused_with_the_unit_that_was_meant(tmp_path:
     assert "gemm.csv: line 2: 1 x 4096 x 6144 at" in done.err
     assert "are the times in us, not ns?" in done.err
     assert not (tmp_path / "mine.yaml").exists()
+
+
+def test_loads_above_what_the_engine_takes_are_left_out_with_a_word(tmp_path: Path, fresh_catalog: None) -> None:
+    small = tmp_path / "small.yaml"
+    small.write_text("extends: vllm\nscheduler: {max_sequences: 64}\n")
+    host = tmp_path / "host.yaml"
+    done = run(*H100, SERVING, "--engine", small, "--engine-output", host)
+    assert done.status == 0
+    assert done.err == (
+        "plan: vllm_serving.json: line 6: left out: 128 requests a replica, but small takes at most 64 sequences\n"
+    )
+    assert planner.load_engine(host).calibrated == Calibrated(("h100-sxm",), tp=1, batch=64, isl=1024)
+
+
+def test_times_that_no_such_chip_takes_are_refused_and_a_poor_fit_is_warned_of(tmp_path: Path) -> None:
+    head, *lines = GEMM.read_text().splitlines()
+    rows = [line.rsplit(",", 1) for line in lines if ",bfloat16," in line]
+
+    def timed(name: str, factor: Callable[[int], float]) -> Completed:
+        file = tmp_path / f"{name}.csv"
+        scaled = [f"{start},{float(time) * factor(index):.6g}" for index, (start, time) in enumerate(rows)]
+        file.write_text("\n".join([head, *scaled]))
+        return run(*H100, file, "--csv", "-")
+
+    slow = timed("slow", lambda _: 50.0)
+    assert (slow.status, slow.out) == (2, "")
+    assert "times what h100-sxm is said to need: are the unit, the dtype and --hardware right?" in slow.err
+    endless = timed("endless", lambda index: 1e300 if index == 3 else 1.0)
+    assert (endless.status, endless.out) == (2, "")
+    assert "endless.csv: line 5: " in endless.err
+    noise = timed("noise", lambda index: (3.0, 9.0)[index % 2])
+    assert (noise.status, noise.out) == (2, "")
+    assert "more than 30%: these rows are not of one machine" in noise.err
+    assert noise.err.count("noise.csv: line ") == 3
+    rough = timed("rough", lambda index: (2.0, 3.0)[index % 2])
+    assert (rough.status, len(rough.err.splitlines())) == (0, 1)
+    assert "more than 15%; do not lean on it" in rough.err
 
 
 def test_a_worse_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +423,78 @@ def test_what_contradicts_a_result_is_refused(words: tuple[object, ...], sentenc
 def test_lengths_of_the_command_line_stand_where_they_agree() -> None:
     rows = json.loads(run("estimate", "--against", BENCH, "--isl", 1000, "--json", "-").out)
     assert rows[0]["isl"] == 1000
+
+
+def test_a_run_that_cannot_be_priced_is_warned_of_beside_the_others(tmp_path: Path) -> None:
+    odd = changed(BENCH, tmp_path / "odd.json", tp=3)
+    both = tmp_path / "both.json"
+    both.write_text(BENCH.read_text().rstrip() + "\n" + odd.read_text() + "\n")
+    done = run("estimate", "--against", both)
+    assert done.status == 0
+    assert (
+        done.err
+        == f"plan: {both}: line 2: not priced: tp 3 does not divide the 32 query heads; nearest valid: 2 or 4\n"
+    )
+    assert done.out.count("both.json: line 1") == 4
+    assert "both.json: line 2" not in done.out
+    rows = json.loads(run("estimate", "--against", both, "--json", "-").out)
+    assert [(row["error"] is None, row["tpot_ms"] is None) for row in rows] == [(True, False), (False, True)]
+    alone = run("estimate", "--against", odd)
+    assert (alone.status, alone.out) == (3, "")
+
+
+def test_several_results_are_priced_together(tmp_path: Path) -> None:
+    other = changed(BENCH, tmp_path / "other.json", mean_tpot_ms=12.0)
+    rows = json.loads(run("estimate", "--against", BENCH, "--against", other, "--json", "-").out)
+    assert [row["measured_tpot_ms"] for row in rows] == [11.688, 12.0]
+    assert "stands twice" in run("estimate", "--against", other, "--against", other).err
+
+
+def test_what_a_result_says_wrongly_is_bad_input_with_its_place(tmp_path: Path) -> None:
+    far = changed(BENCH, tmp_path / "far.json", total_input_tokens=10**30)
+    done = run("estimate", "--against", far)
+    assert (done.status, done.out) == (2, "")
+    assert "far.json: isl must be" in done.err
+    local = changed(BENCH, tmp_path / "local.json", model_id="RedHatAI/Meta-Llama-3.1-8B-FP8")
+    for words in (("estimate", "--against", local), ("calibrate", local)):
+        done = run(*words)
+        assert (done.status, done.out) == (2, "")
+        assert "local.json: unknown model 'RedHatAI/" in done.err
+        assert "--model says which" in done.err
+
+
+@pytest.mark.parametrize("option", ["--csv", "--json"])
+def test_nothing_is_written_over_what_is_read(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_catalog: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result, products, points = Path("run.json"), Path("gemm.csv"), Path("points.csv")
+    result.write_text(BENCH.read_text())
+    products.write_text(GEMM.read_text())
+    points.write_text("model,tp\nllama3-8b,1\n")
+    machine = Path("machine.yaml")
+    machine.write_text("extends: h100-sxm\n")
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    for words in (
+        ("estimate", "--against", result, option, tmp_path / "run.json"),
+        ("estimate", "--points", points, option, "./points.csv"),
+        ("estimate", "-m", "llama3-8b", "-H", machine, option, "machine.yaml"),
+        ("calibrate", products, option, tmp_path / ".." / tmp_path.name / "gemm.csv"),
+        ("calibrate", products, "-H", machine, option, machine),
+    ):
+        done = run(*words)
+        assert (done.status, done.out) == (2, ""), words
+        assert "is read by this very command" in done.err
+    for words, sentence in (
+        ((option, "new.yaml", "-o", "new.yaml"), "are the same file"),
+        ((option, ""), f"{option}: expected the name of a file, found ''"),
+        (("-o", ""), "--output: expected the name of a file, found ''"),
+        (("-o", machine, "--force", "-H", machine), "is the file to start from"),
+    ):
+        done = run("calibrate", products, *words)
+        assert (done.status, done.out) == (2, ""), words
+        assert sentence in done.err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_a_file_is_read_anew_in_every_process(tmp_path: Path, fresh_catalog: None) -> None:

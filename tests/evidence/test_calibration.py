@@ -12,7 +12,7 @@ from planner.costs.collectives import Network
 from planner.costs.layers import Operation
 from planner.costs.roofline import price_operation
 from planner.errors import InputError
-from planner.evidence.calibration import Fit, calibrated_hardware, calibrated_host, refuse_worse
+from planner.evidence.calibration import Fit, calibrated_hardware, calibrated_host, doubtful, refuse_worse
 from planner.evidence.comparison import Comparison
 from planner.evidence.fabric import compared, fit_fabric, level_of
 from planner.evidence.serving import ServingPoint, predictions
@@ -147,10 +147,20 @@ def test_a_fit_that_is_worse_than_what_was_there_is_refused() -> None:
     def errors(off: float) -> tuple[Comparison, ...]:
         return tuple(Comparison("x", "", "", 100.0, 100.0 * (1 + sign * off)) for sign in (-1, 1, 1))
 
-    refuse_worse([Fit("x", errors(0.02), errors(0.02), ()), Fit("x", (), errors(0.5), ())])
-    refuse_worse([Fit("x", errors(0.02), errors(0.3), (), judged=False)])
+    refuse_worse([Fit("x", errors(0.02), errors(0.02), ()), Fit("x", (), errors(0.25), ())])
+    refuse_worse([Fit("x", errors(0.02), errors(0.5), (), judged=False)])
+    with pytest.raises(InputError, match=r"x: the best fit is off by 50% on average, more than 30%.*off: .*-50%"):
+        refuse_worse([Fit("x", errors(0.6), errors(0.5), ())])
     with pytest.raises(InputError, match=r"x: the fit is off by 3\.0% on average, the constants there are by 2\.0%"):
         refuse_worse([Fit("x", errors(0.05), errors(0.01), ()), Fit("x", errors(0.02), errors(0.03), ())])
+
+
+def test_a_fit_that_explains_little_is_doubted() -> None:
+    off = [
+        Fit(name, (), (Comparison(name, "", "", 1.0, 1.0 + error),), (), judged=judged)
+        for name, error, judged in (("a", 0.14, True), ("b", 0.2, True), ("c", 0.5, False))
+    ]
+    assert doubtful(off) == ["b: the fit is off by 20% on average, more than 15%; do not lean on it"]
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------
@@ -259,6 +269,8 @@ def test_groups_are_placed_as_plans_place_them() -> None:
     assert [level_of(hardware, hosts(*ranks, op="send", us=9000.0)) for ranks in ((8,), (1, 1), (8, 8))] == [0, 1, 1]
     rack = load_machine("gb200")[0]  # several hosts in one domain: no network card is this fast
     assert level_of(rack, hosts(4, 4, us=700.0)) == 0
+    with pytest.raises(InputError, match="a plan fills nodes"):  # 400 GB/s: what a tree reaches over four cards each
+        level_of(rack, hosts(4, 4, us=2.0**28 / 200e9 * 1e6))
 
 
 @pytest.mark.parametrize(
@@ -268,12 +280,15 @@ def test_groups_are_placed_as_plans_place_them() -> None:
         ("h100", (1, 1), r"x\.txt: 2 nodes of 1 ranks: a plan fills nodes before it crosses them.* has 8 chips"),
         ("h100", (4, 4), "2 nodes of 4 ranks"),
         ("h100", (8, 4), "2 nodes of 8 ranks"),
+        ("h100 fast", (4, 4), "2 nodes of 4 ranks"),  # a domain of one node is never on two hosts, however fast
         ("tpu-v5e", (8,), "is a torus"),
     ],
 )
 def test_groups_that_no_plan_has_are_refused(machine: str, ranks: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        level_of(load_machine(machine)[0], hosts(*ranks, us=30000.0))
+        level_of(
+            load_machine(machine.removesuffix(" fast"))[0], hosts(*ranks, us=1500.0 if "fast" in machine else 30000.0)
+        )
 
 
 def scaled(measured: CollectiveRun, factor: float) -> CollectiveRun:

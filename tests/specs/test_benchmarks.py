@@ -89,7 +89,9 @@ def test_json_of_a_process_for_each_rank_counts_each_once() -> None:
     assert one(json.dumps(raw)).hosts == (2, 2)
 
 
-@pytest.mark.parametrize("prefix", ["", "0: ", " 3: ", "[1,0]<stdout>:", "[1,12]<stdout>: "])
+@pytest.mark.parametrize("prefix", ["", "0: ", " 3: ", "[1,0]<stdout>:", "[1,12]<stdout>: ", "node-0: ", "[worker-0] ",
+                                    "[pod/run-worker-0/main] ", "2026-03-01T10:15:00.123Z ",
+                                    "2026-03-01 10:15:00,123 [launcher]: "])  # fmt: skip
 def test_what_a_launcher_puts_before_a_line_is_passed_over(prefix: str) -> None:
     text = "".join(prefix + line + "\n" for line in SOUND.splitlines())
     assert one(text).rows == one(SOUND).rows
@@ -159,6 +161,24 @@ BAD_RUNS: dict[str, tuple[str, str, str]] = {
     "empty": ("", "", "no results of nccl-tests"),
     "no ranks": (without_ranks(0), "line 4", "keep them"),
     "one rank": (without_ranks(1), "line 5", "a single rank sends nothing"),
+    "half of the ranks lost": (SOUND.replace(devices(8), devices(4)), "line 9", "is that of 8 ranks, but the lines"),
+    "first ranks lost": (
+        SOUND.replace(devices(8), "".join(devices(8).splitlines(keepends=True)[4:])), "line 8",
+        "4 `# Rank` lines before the results, but the run had at least 8 ranks",
+    ),
+    "a process of eight names four": (
+        "# nThread 1 nGpus 8\n" + SOUND.replace(devices(8), "".join(
+            line.replace(f"Pid {77 + rank}", "Pid 77")
+            for rank, line in enumerate(devices(8).splitlines(keepends=True)[:4])
+        )), "line 9", "at least 8 ranks",
+    ),
+    "failed": (SOUND + "node-0: Test NCCL failure common.cu:1005 'remote process exited'\n", "line 15",
+               "the test failed here (Test NCCL failure common.cu:1005"),
+    "count": (SOUND.replace(" 262144 ", " 26x144 "), "line 13", "count of 1048576 B is '26x144'"),
+    "size": (SOUND.replace("1048576 262144", "1048x576 262144"), "line 13", "size is '1048x576', expected bytes"),
+    "endless size": (SOUND.replace("1048576 262144", "1" * 400 + " 262144"), "line 13", "expected bytes"),
+    "us below (ms)": (SOUND.replace("(us)", "(ms)"), "line 13", "30 ms and a bus bandwidth of 61.17 GB/s"),
+    "us below (ms), hint": (SOUND.replace("(us)", "(ms)"), "line 13", "is the time in us?"),
     "no MPI": (SOUND.replace("Rank  1", "Rank  0"), "line 12", "MPI=1"),
     "other test": (SOUND.replace("all_reduce_perf", "broadcast_perf"), "", "broadcast_perf: no such operation"),
     "wrong elements": (SOUND.replace(" 0 20.00", " 3 20.00"), "line 12", "1024 B have 3 wrong elements"),
@@ -225,7 +245,8 @@ def test_products_are_read_with_their_dtype_and_line() -> None:
         ("median_ms", "0.025", 25e-6), ("duration_s", "2.5e-5", 25e-6),
         ("kernel time ns", "25000", 25e-6),
         ("Time (µs)", "25", 25e-6), ("gpu_time_msec", "0.025", 25e-6),
-        ("TFLOPS", "343.5973836800", 400e-6), ("tflop/s", "343.5973836800", 400e-6),
+        ("TFLOPS", "343.5973836800", 400e-6), ("tflops/s", "343.5973836800", 400e-6),
+        ("tflop/s", "343.5973836800", 400e-6),
     ],
 )  # fmt: skip
 def test_the_unit_of_a_time_stands_in_the_header(header: str, cell: str, seconds: float) -> None:
@@ -250,7 +271,12 @@ BAD_PRODUCTS = {
     "m,n,k,dtype\n1,2,3,bf16": ("line 1", "no time"),
     "m,n,k,dtype,time_us,time_ms\n1,2,3,bf16,4,5": ("line 1", "columns time_us and time_ms"),
     "m,n,k,dtype,time_us\n1,2,3,bf16": ("line 2", "has 4 cells, the header 5"),
-    "m,n,k,dtype,time_us\n1,2,3,bf16,4\n1,2,3,int3,4": ("line 3", "unknown dtype 'int3'"),
+    "m,n,k,dtype,time_us\n1,2,3,bf16,4\n1,2,3,int3,4": (
+        "line 3", "unknown dtype 'int3'; expected one of bf16, fp16, fp8",  # never what is refused next
+    ),
+    "m,n,k,dtype,time_us,Time_us\n1,2,3,bf16,4,5": ("line 1", "column 'time_us' stands twice"),
+    '{"mean_ttft_ms": 1, "mean_tpot_ms": 2}': ("line 1", "is JSON: expected CSV"),
+    "m;n;k;" + "x" * 900 + "\n1,2,3": ("line 1", "found ..."),
     "m,n,k,dtype,time_us\n1,2,3,bf16,-4": ("line 2", "time is '-4', expected a number above 0"),
     "m,n,k,dtype,time_us\n1,2,3,bf16,nan": ("line 2", "time is 'nan'"),
     "m,n,k,dtype,time_us\n1,2,3,bf16,": ("line 2", "time is ''"),
@@ -328,6 +354,13 @@ BAD_RESULTS: list[tuple[str, str, str]] = [
     ('{"a": 1}', "", "no mean_ttft_ms or mean_tpot_ms"),
     ("3", "", "no mean_ttft_ms"),
     (json.dumps(result(completed=0, num_prompts=0)), "completed", "found none"),
+    (json.dumps(result(completed=0, failed=320)), "completed", "found none of 320 requests"),
+    (json.dumps(result()).replace("11.688", "1" + "0" * 400), "mean_tpot_ms", "found a number of more than 20 digits"),
+    (json.dumps(result()).replace("11.688", "1" + "0" * 5000), "line 1", "too long a number"),
+    (json.dumps(result(tp="x")), "tp", "found 'x', expected a whole number of at least 1"),
+    (json.dumps(result(tp=0)), "tp", "found 0"),
+    (json.dumps(result(max_concurrency=3.5)), "max_concurrency", "found 3.5, expected a whole number"),
+    (json.dumps(result(mean_tpot_ms=23.4)), "max_concurrency", "put 61.6 requests in flight"),
     (json.dumps(result(completed=200)), "completed", "120 requests failed beside 200"),
     (json.dumps(result(failed=40)), "completed", "40 requests failed"),
     (json.dumps(result(mean_tpot_ms=-1)), "mean_tpot_ms", "found -1, expected a number of at least 0"),
