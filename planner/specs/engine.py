@@ -17,6 +17,7 @@ from planner.specs.fields import (
     Tokens,
 )
 from planner.specs.hardware import CollectiveOp, Hardware
+from planner.specs.launch import Launch
 from planner.specs.workload import Arrivals
 
 ATTENTION = ("heads", "batch")
@@ -160,6 +161,10 @@ class Engine(NamedTuple):
     chips: dict[str, dict[str, Any]] = {}
     """Overrides of a hardware file's keys under this engine, by the hardware's name."""
     notes: tuple[str, ...] = ()
+    launch: Launch | None = None
+    """How it is started; none = it has no command that serves."""
+    unlaunched: str | None = None
+    """Why there is no `launch`."""
 
     def kv_dtype(self, weights: str, hardware: Hardware | None = None) -> str:
         """Dtype of the KV cache when none is asked for: on this hardware, else for these weights, else always."""
@@ -176,3 +181,5 @@ class Engine(NamedTuple):
         for key, dtype in (("default", self.kv_cache.default), *self.kv_cache.by_weights.items()):
             if dtype not in KV_CACHE:
                 yield f"kv_cache.{key}", f"found {dtype!r}, expected one of {', '.join(KV_CACHE)}"
+        if self.launch is not None:
+            yield from ((f"launch.{key}", problem) for key, problem in self.launch.contradictions())
