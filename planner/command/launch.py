@@ -113,13 +113,13 @@ def run(
 
 
 def _plan(label: str | None, degrees: dict[str, str | None], attention: str | None) -> Plan:
-    """The plan of a label or of degrees (those of `Plan` in its order), which must not contradict each other."""
+    """The plan of a label or of degrees, which must not contradict each other."""
     given = {name: opt.numbers(text, f"--{name}") for name, text in degrees.items()}
     for name, values in given.items():
         if len(values) > 1:
             raise InputError(f"--{name} {degrees[name]}: `plan launch` starts one plan")
     wanted = {name: values[0] for name, values in given.items() if values}
-    plan = Plan(*(wanted.get(name, 1) for name in degrees)) if label is None else Plan.parse(label)
+    plan = Plan(wanted.get("tp", 1), wanted.get("pp", 1), wanted.get("dp", 1)) if label is None else Plan.parse(label)
     for name, degree in wanted.items():
         if getattr(plan, name) != degree:
             raise InputError(f"--{name} {degree} contradicts --plan {label}")

@@ -21,9 +21,9 @@ CONTRACT = {
     ),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
-    "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --concurrency --weights --kv-cache --max-context "
-    "--memory-fraction --memory-limit --checkpoint --hosts --port --output --force --csv --json --no-header --quiet "
-    "--debug": ("launch",),
+    "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --concurrency --weights --kv-cache "
+    "--max-context --memory-fraction --memory-limit --checkpoint --hosts --port --output --force --csv --json "
+    "--no-header --quiet --debug": ("launch",),
     "--launch": ("rank",),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
