@@ -98,7 +98,7 @@ def deployment(
     limits = limits or Limits()
     check_context(model, workload.isl, workload.osl, workload.max_context)
     check_memory(limits)
-    launch = _launch_of(engine)
+    launch = _launch_of(engine, placement.hardware)
     start = _start(model, placement, engine, plan, workload, limits)
     if reason := _refusal(launch, engine, start):
         raise NoPlanError(f"{plan.label} of {model.name}: {reason}")
@@ -109,7 +109,7 @@ def deployment(
             raise NoPlanError(f"{plan.label} on {placement.hardware.name}: {reason}")
     loaded, loading = _loaded(model, launch, start, asked, checkpoint)
     first_port = _port(port, launch, plan)
-    values = _values(start, workload) | {"model": loaded, "weights": loading.name}
+    values = _values(launch, start, workload) | {"model": loaded, "weights": loading.name}
     has_router = bool(launch.router) and plan.dp > 1
     processes: list[Process] = []
     for index, replica in enumerate(placed):
@@ -121,11 +121,18 @@ def deployment(
     return Deployment(model, plan, placement, engine, launch, tuple(processes), tuple(notes))
 
 
-def _launch_of(engine: Engine) -> Launch:
+def _launch_of(engine: Engine, hardware: Hardware) -> Launch:
     if engine.launch is None:
         why = engine.unlaunched or "its file has no key `launch`"
         raise NoPlanError(f"engine {engine.name} has no launch line: {why}; --engine names another")
-    return engine.launch
+    platform = hardware.devices.platform
+    launch = engine.launch.on(platform)
+    if launch is None:
+        runs_on = ", ".join(engine.launch.platforms)
+        raise NoPlanError(
+            f"engine {engine.name} runs on {runs_on}; {hardware.name} is {platform}: --engine names another"
+        )
+    return launch
 
 
 def _start(model: Model, placement: Placement, engine: Engine, plan: Plan, workload: Workload, limits: Limits) -> Start:
@@ -239,10 +246,9 @@ def _needs(model: Model, launch: Launch, start: Start) -> str | None:
     return launch.weights[wanted.name].checkpoint
 
 
-def _values(start: Start, workload: Workload) -> dict[str, Any]:
+def _values(launch: Launch, start: Start, workload: Workload) -> dict[str, Any]:
     """What placeholders stand for on every server."""
     plan, scheduler, context = start.plan, start.engine.scheduler, _context(workload)
-    launch = _launch_of(start.engine)
     return {
         **{name: getattr(plan, name) for name in DIMENSIONS},
         "kv_cache": launch.kv_cache[start.formats.kv.name],
@@ -414,7 +420,9 @@ def _notes(
     if launch.files and any(len(_by_node(replica)) > 1 for replica in placed):
         yield "the file that a server reads must be there on each of its nodes: a shared folder"
     if sum(len(_by_node(replica)) for replica in placed) > 1:
-        yield "each command runs until it is stopped: give it a shell of its own, on the node that stands above it"
+        yield "a server runs until it is stopped: give each command a shell of its own, on the node named above it"
+    if workload.schedule == "static":
+        yield "static batches are the caller's to make: a server batches what comes"
     idle = placement.gpus - plan.chips
     if idle:
         yield f"{idle} of {placement.gpus} chips stay idle"

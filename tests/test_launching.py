@@ -173,6 +173,16 @@ def test_a_file_of_ones_own_changes_a_flag(tmp_path: Path) -> None:
     assert "--block-size" not in process.argv
 
 
+def test_a_platform_has_arguments_of_its_own() -> None:
+    for hardware, has in (("h100-sxm", True), ("mi300x", True), ("gaudi3", False), ("tpu-v6e", False)):
+        tp = 8 if hardware == "tpu-v6e" else 2
+        (process,) = deployed("llama3-8b", Plan(tp), hardware).processes
+        assert ("--block-size" in process.argv) == has
+    variables = {name: load_machine(name, "ideal")[0].devices for name in ("mi325x", "gb300-nvl72", "tpu-v6e")}
+    assert [each.platform for each in variables.values()] == ["rocm", "cuda", "tpu"]
+    assert [each.per_host for each in variables.values()] == [None, 4, 8]
+
+
 def test_a_file_without_launch_lines_says_so(tmp_path: Path) -> None:
     path = own(tmp_path, "extends: vllm\nlaunch: null\n")
     with pytest.raises(NoPlanError, match="no key `launch`"):
@@ -196,6 +206,7 @@ def test_a_file_without_launch_lines_says_so(tmp_path: Path) -> None:
         ("nodes: [a]", "launch.nodes", "a mapping"),
         ("router: [x, '{urls}']", "launch.router.1", "{urls}"),
         ("files: {.yaml: {a: {b: '{nothing}'}}}", "launch.files..yaml.a.b", "{nothing}"),
+        ("platforms: {cuda: {block: [--blocks]}}", "launch.platforms.cuda.block.0", "flag --blocks"),
         ("words: 1", "launch.words", "unknown key"),
     ],
 )

@@ -226,8 +226,10 @@ class Price(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """How the chips of one host are counted and chosen."""
+    """How programs see the chips: what they run on, and how those of one host are counted and chosen."""
 
+    platform: str = "cuda"
+    """What an engine must have been built for (its `launch.platforms`): cuda, rocm, gaudi, tpu, neuron."""
     per_host: Count | None = None
     """Chips of one host; none = those of the innermost domain."""
     variable: str | None = "CUDA_VISIBLE_DEVICES"

@@ -102,6 +102,8 @@ class Launch(NamedTuple):
     """The engine's word by dtype; others it does not have."""
     kv_cache_with: dict[str, tuple[str, ...]] = {}
     """By dtype of the KV cache: dtypes of weights that it needs, where it does not go with all."""
+    platforms: dict[str, dict[str, tuple[str, ...]]] = {}
+    """What it runs on (a hardware file's `devices.platform`), each with the arguments that differ there; {} = all."""
     implied: tuple[str, ...] = ()
     """Degrees without a flag: the server takes all chips that it sees."""
     replicas: str | None = None
@@ -116,6 +118,12 @@ class Launch(NamedTuple):
     """none = a replica cannot span nodes."""
     port: Count = 8000
     notes: tuple[str, ...] = ()
+
+    def on(self, platform: str) -> Launch | None:
+        """The same with the arguments of a platform; none where it does not run there."""
+        if self.platforms and platform not in self.platforms:
+            return None
+        return self._replace(arguments={**self.arguments, **self.platforms.get(platform, {})})
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """(key path, sentence) of words that stand for nothing, flags that no list has, dtypes that there are not."""
@@ -136,6 +144,8 @@ class Launch(NamedTuple):
         lists: dict[str, Iterable[str]] = {"command": self.command, "router": self.router}
         lists |= {f"arguments.{name}": words for name, words in self.arguments.items()}
         lists |= {f"weights.{name}.words": loading.words for name, loading in self.weights.items()}
+        for platform, own in self.platforms.items():
+            lists |= {f"platforms.{platform}.{name}": words for name, words in own.items()}
         if self.nodes is not None:
             parts = ("arguments", "others", "prefix", "first", "rest")
             lists |= {f"nodes.{name}": getattr(self.nodes, name) for name in parts}

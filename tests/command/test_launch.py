@@ -204,6 +204,8 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_user(tmp_path: Path) ->
         ("-m llama3-8b --engine lecture", 3, "textbook"),
         ("-m llama3-8b --engine trtllm-0.9", 3, "benchmark of built engines"),
         ("-m llama3-8b --engine gpt-fast", 3, "serves nobody"),
+        ("-m llama3-8b -H mi300x --engine trtllm", 3, "trtllm runs on cuda; mi300x is rocm"),
+        ("-m llama3-8b -H h100 --engine jetstream", 3, "jetstream runs on tpu; h100-sxm is cuda"),
         ("-m llama3-8b --attention batch", 3, "cannot shard attention over batch"),
         ("-m llama3-8b --tp 3", 3, "tp 3 does not divide"),
         ("-m llama3-70b", 3, "exceed"),

@@ -2,7 +2,7 @@
 # * Each replica is a server of its own on its own chips and port, with SGLang's router in front, as
 #   its documentation recommends over --dp-size.
 # * node0 and node1 stand for the addresses of the nodes (--hosts).
-# * Each command runs until it is stopped: give it a shell of its own, on the node that stands above
+# * A server runs until it is stopped: give each command a shell of its own, on the node named above
 #   it.
 # * 4 of 16 chips stay idle.
 

@@ -1,7 +1,7 @@
 # llama3-70b TP8xPP2 on 16 chips of h100-sxm: sglang 0.5, flags of its documentation for 0.5.
 # * A replica spans nodes: one process a node, the first serves.
 # * node0 and node1 stand for the addresses of the nodes (--hosts).
-# * Each command runs until it is stopped: give it a shell of its own, on the node that stands above
+# * A server runs until it is stopped: give each command a shell of its own, on the node named above
 #   it.
 
 # server on node0, chips 0-7

@@ -4,7 +4,7 @@
 # * node0 and node1 stand for the addresses of the nodes (--hosts).
 # * The memory fraction is KV's share of what is free once all else is loaded; with it 0.9 of the
 #   chip is in use, as planned.
-# * Each command runs until it is stopped: give it a shell of its own, on the node that stands above
+# * A server runs until it is stopped: give each command a shell of its own, on the node named above
 #   it.
 # * 4 of 16 chips stay idle.
 

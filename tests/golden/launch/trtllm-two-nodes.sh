@@ -4,7 +4,7 @@
 # * The memory fraction is KV's share of what is free once all else is loaded; with it 0.9 of the
 #   chip is in use, as planned.
 # * The file that a server reads must be there on each of its nodes: a shared folder.
-# * Each command runs until it is stopped: give it a shell of its own, on the node that stands above
+# * A server runs until it is stopped: give each command a shell of its own, on the node named above
 #   it.
 
 # server on node0, chips 0-7 of each node

@@ -1,6 +1,6 @@
 # llama3-70b TP8 on 8 chips of gb200-nvl72: vllm 0.19, flags of its documentation for 0.19.
 # * A replica spans nodes: one process a node, the first serves (multiprocessing, no Ray).
-# * Each command runs until it is stopped: give it a shell of its own, on the node that stands above
+# * A server runs until it is stopped: give each command a shell of its own, on the node named above
 #   it.
 
 # server on 10.0.0.1, chips 0-3

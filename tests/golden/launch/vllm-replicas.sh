@@ -3,7 +3,7 @@
 #   front (vLLM's documentation: external load balancing, no data-parallel option); its own
 #   --data-parallel-size would choose the chips itself.
 # * node0 and node1 stand for the addresses of the nodes (--hosts).
-# * Each command runs until it is stopped: give it a shell of its own, on the node that stands above
+# * A server runs until it is stopped: give each command a shell of its own, on the node named above
 #   it.
 # * 4 of 16 chips stay idle.
 
