@@ -74,10 +74,9 @@ def _lines(deployment: Deployment) -> list[str]:
 
 def _title(deployment: Deployment) -> str:
     plan, engine, hardware = deployment.plan, deployment.engine, deployment.hardware
-    read = deployment.launch.documentation
     return (
         f"{deployment.model.name} {plan.label} on {plural(plan.chips, 'chip')} of {hardware.name}: {engine.name} "
-        f"{engine.version}, flags of its documentation for {read.version}."
+        f"{engine.version}, flags as in its documentation of {deployment.launch.documentation.version}."
     )
 
 

@@ -1,4 +1,4 @@
-# llama3-8b TP8 on 8 chips of tpu-v5e: jetstream 2024-04, flags of its documentation for 0.2.4.
+# llama3-8b TP8 on 8 chips of tpu-v5e: jetstream 2024-04, flags as in its documentation of 0.2.4.
 # * JetStream's PyTorch engine is no longer developed; `jpt list` prints the models that it has.
 
 # server on node0, chips 0-7

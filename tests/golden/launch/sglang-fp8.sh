@@ -1,4 +1,5 @@
-# llama3.1-70b TP4 on 4 chips of h100-sxm: sglang 0.5, flags of its documentation for 0.5.
+# llama3.1-70b TP4 on 4 chips of h100-sxm: sglang 0.5, flags as in its documentation of main
+# (004813e).
 
 # server on node0, chips 0-3
 CUDA_VISIBLE_DEVICES=0,1,2,3 python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B \

@@ -1,4 +1,5 @@
-# llama3.1-8b TP2 on 2 chips of h100-sxm: sglang 0.5, flags of its documentation for 0.5.
+# llama3.1-8b TP2 on 2 chips of h100-sxm: sglang 0.5, flags as in its documentation of main
+# (004813e).
 
 # server on node0, chips 0-1
 CUDA_VISIBLE_DEVICES=0,1 python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B \

@@ -1,4 +1,5 @@
-# llama3-70b TP8 on 8 chips of h100-sxm: sglang 0.5, flags of its documentation for 0.5.
+# llama3-70b TP8 on 8 chips of h100-sxm: sglang 0.5, flags as in its documentation of main
+# (004813e).
 
 # server on node0, chips 0-7
 CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 python -m sglang.launch_server \

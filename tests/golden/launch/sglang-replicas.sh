@@ -1,4 +1,5 @@
-# llama3-70b TP4xDP3 on 12 chips of h100-sxm: sglang 0.5, flags of its documentation for 0.5.
+# llama3-70b TP4xDP3 on 12 chips of h100-sxm: sglang 0.5, flags as in its documentation of main
+# (004813e).
 # * Each replica is a server of its own on its own chips and port, with SGLang's router in front, as
 #   its documentation recommends over --dp-size.
 # * node0 and node1 stand for the addresses of the nodes (--hosts).

@@ -1,4 +1,5 @@
-# llama3-70b TP8xPP2 on 16 chips of h100-sxm: sglang 0.5, flags of its documentation for 0.5.
+# llama3-70b TP8xPP2 on 16 chips of h100-sxm: sglang 0.5, flags as in its documentation of main
+# (004813e).
 # * A replica spans nodes: one process a node, the first serves.
 # * node0 and node1 stand for the addresses of the nodes (--hosts).
 # * A server runs until it is stopped: give each command a shell of its own, on the node named above

@@ -1,4 +1,5 @@
-# llama3.1-70b TP4 on 4 chips of h100-sxm: trtllm 1.3, flags of its documentation for 1.3.
+# llama3.1-70b TP4 on 4 chips of h100-sxm: trtllm 1.3, flags as in its documentation of main
+# (0434755).
 # * fp8 weights need a checkpoint of llama3.1-70b in FP8 of NVIDIA ModelOpt: FP8-CHECKPOINT stands
 #   for its id or path (--checkpoint).
 # * The memory fraction is KV's share of what is free once all else is loaded; with it 0.9 of the

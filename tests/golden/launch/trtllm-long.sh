@@ -1,4 +1,5 @@
-# llama3.1-8b TP2 on 2 chips of h100-sxm: trtllm 1.3, flags of its documentation for 1.3.
+# llama3.1-8b TP2 on 2 chips of h100-sxm: trtllm 1.3, flags as in its documentation of main
+# (0434755).
 # * The memory fraction is KV's share of what is free once all else is loaded; with it 0.9 of the
 #   chip is in use, as planned.
 

@@ -1,4 +1,5 @@
-# llama3-70b TP4xDP3 on 12 chips of h100-sxm: trtllm 1.3, flags of its documentation for 1.3.
+# llama3-70b TP4xDP3 on 12 chips of h100-sxm: trtllm 1.3, flags as in its documentation of main
+# (0434755).
 # * Each replica is a server of its own on its own chips and port, with a load balancer of yours in
 #   front: trtllm-serve has no option for copies of a whole model.
 # * node0 and node1 stand for the addresses of the nodes (--hosts).

@@ -1,4 +1,5 @@
-# llama3-70b TP8xPP2 on 16 chips of h100-sxm: trtllm 1.3, flags of its documentation for 1.3.
+# llama3-70b TP8xPP2 on 16 chips of h100-sxm: trtllm 1.3, flags as in its documentation of main
+# (0434755).
 # * A replica spans nodes: one MPI job of all ranks under Slurm, started once.
 # * node0 and node1 stand for the addresses of the nodes (--hosts).
 # * The memory fraction is KV's share of what is free once all else is loaded; with it 0.9 of the

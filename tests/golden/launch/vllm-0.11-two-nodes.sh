@@ -1,4 +1,5 @@
-# llama3-70b TP8xPP2 on 16 chips of h100-sxm: vllm-0.11 0.11, flags of its documentation for 0.11.
+# llama3-70b TP8xPP2 on 16 chips of h100-sxm: vllm-0.11 0.11, flags as in its documentation of main
+# (096bd6a).
 # * A replica spans nodes: a Ray cluster of the replica's nodes, then one server on the first.
 # * node0 and node1 stand for the addresses of the nodes (--hosts).
 # * A server runs until it is stopped: give each command a shell of its own, on the node named above

@@ -1,4 +1,4 @@
-# llama3-8b TP1 on 1 chip of h100-sxm: vllm-0.6 0.6, flags of its documentation for 0.6.
+# llama3-8b TP1 on 1 chip of h100-sxm: vllm-0.6 0.6, flags as in its documentation of 0.6.3.
 
 # server on node0, chip 0
 CUDA_VISIBLE_DEVICES=0 vllm serve meta-llama/Meta-Llama-3-8B --dtype bfloat16 \

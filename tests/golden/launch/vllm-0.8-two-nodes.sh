@@ -1,4 +1,4 @@
-# llama3-70b TP8xPP2 on 16 chips of h100-sxm: vllm-0.8 0.8, flags of its documentation for 0.8.
+# llama3-70b TP8xPP2 on 16 chips of h100-sxm: vllm-0.8 0.8, flags as in its documentation of 0.8.5.
 # * A replica spans nodes: a Ray cluster of the replica's nodes, then one server on the first.
 # * node0 and node1 stand for the addresses of the nodes (--hosts).
 # * A server runs until it is stopped: give each command a shell of its own, on the node named above

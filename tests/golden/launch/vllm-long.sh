@@ -1,4 +1,5 @@
-# llama3.1-8b TP2 on 2 chips of h100-sxm: vllm 0.19, flags of its documentation for 0.19.
+# llama3.1-8b TP2 on 2 chips of h100-sxm: vllm 0.19, flags as in its documentation of main
+# (096bd6a).
 
 # server on node0, chips 0-1
 CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 \

@@ -1,4 +1,4 @@
-# llama3-70b TP8 on 8 chips of h100-sxm: vllm 0.19, flags of its documentation for 0.19.
+# llama3-70b TP8 on 8 chips of h100-sxm: vllm 0.19, flags as in its documentation of main (096bd6a).
 
 # server on node0, chips 0-7
 CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 vllm serve meta-llama/Meta-Llama-3-70B \

@@ -1,4 +1,5 @@
-# llama3-70b TP4xDP3 on 12 chips of h100-sxm: vllm 0.19, flags of its documentation for 0.19.
+# llama3-70b TP4xDP3 on 12 chips of h100-sxm: vllm 0.19, flags as in its documentation of main
+# (096bd6a).
 # * Each replica is a server of its own on its own chips and port, with a load balancer of yours in
 #   front (vLLM's documentation: external load balancing, no data-parallel option); its own
 #   --data-parallel-size would choose the chips itself.
