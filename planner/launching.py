@@ -117,7 +117,8 @@ def deployment(
         processes += _Replica(index, replica, names, launch, placement.hardware, loading, values | own).processes()
     if has_router:
         processes.append(_router(launch, processes, names, first_port))
-    notes = _notes(model, placement, engine, launch, start, workload, loaded, hosts, placed)
+    notes = [*_model_notes(model, launch, start, loaded, loading, checkpoint)]
+    notes += _notes(placement, launch, start, workload, hosts, placed)
     return Deployment(model, plan, placement, engine, launch, tuple(processes), tuple(notes))
 
 
@@ -380,24 +381,31 @@ def _router(launch: Launch, processes: Sequence[Process], hosts: Sequence[str], 
     return Process("router", None, 0, hosts[0], (), {}, tuple(argv), {})
 
 
+def _model_notes(
+    model: Model, launch: Launch, start: Start, loaded: str, loading: Loading, checkpoint: str | None
+) -> Iterator[str]:
+    """What must be known of the weights that are loaded."""
+    kind, weights = _needs(model, launch, start), start.formats.weights
+    if kind is not None:
+        stands = f": {loaded} stands for its id or path (--checkpoint)" if checkpoint is None else ""
+        yield f"{weights.name} weights need a checkpoint of {model.name} in {kind}{stands}"
+    elif checkpoint is None and not model.hf_ids:
+        yield f"{loaded} stands for a Hugging Face id or path: the file of {model.name} names none (--checkpoint)"
+    elif checkpoint is not None and loading.words and weights.bytes < ACTIVATION_BYTES:
+        words = " ".join(loading.words)
+        yield f"{words} is for a checkpoint of 16 bit: leave it out if {checkpoint} is in {weights.name} already"
+
+
 def _notes(
-    model: Model,
     placement: Placement,
-    engine: Engine,
     launch: Launch,
     start: Start,
     workload: Workload,
-    loaded: str,
     hosts: Sequence[str],
     placed: Sequence[Sequence[Seat]],
 ) -> Iterator[str]:
-    plan, nodes = start.plan, {seat.node for replica in placed for seat in replica}
-    kind = _needs(model, launch, start)
-    if kind is not None:
-        stands = f": {loaded} stands for its id or path (--checkpoint)" if loaded.endswith("-CHECKPOINT") else ""
-        yield f"{start.formats.weights.name} weights need a checkpoint of {model.name} in {kind}{stands}"
-    elif loaded == "MODEL":
-        yield f"MODEL stands for a Hugging Face id or path: the file of {model.name} names none (--checkpoint)"
+    """What else must be known or done."""
+    plan, model, nodes = start.plan, start.model, {seat.node for replica in placed for seat in replica}
     if plan.dp > 1 and launch.replicas:
         yield launch.replicas
     if any(len(_by_node(replica)) > 1 for replica in placed) and launch.nodes is not None:

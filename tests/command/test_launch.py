@@ -162,6 +162,8 @@ def test_what_is_loaded_may_be_said() -> None:
     done = launch("-m llama3-8b --plan TP1 --weights int4 --checkpoint '/models/llama 3'")
     assert "vllm serve '/models/llama 3'" in done.out
     assert "INT4-CHECKPOINT" not in done.out
+    done = launch("-m llama3-8b --plan TP1 --weights fp8 --checkpoint /models/mine")
+    assert "leave it out if /models/mine is in fp8 already" in " ".join(done.out.replace("#", "").split())
     done = launch("-m gpt3-175b --plan TP8")
     assert "vllm serve MODEL" in done.out
     assert "# * MODEL stands for" in done.out
