@@ -12,6 +12,8 @@ from typing import NamedTuple
 import pytest
 from helpers import ROOT, run
 
+from planner.specs import catalog
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -103,9 +105,11 @@ def test_options_that_the_pages_name_exist() -> None:
     """Flags of `plan` in running text and shell blocks; other programs' flags stand in lines that name them."""
     helps = [
         run("--help").out,
-        *(run(command, "--help").out for command in ("estimate", "show", "memory", "validate", "calibrate")),
+        *(run(command, "--help").out for command in ("estimate", "show", "memory", "launch", "validate", "calibrate")),
     ]
     offered = set(re.findall(r"--[a-z][\w-]*", "".join(helps)))
+    for engine in catalog.names(catalog.ENGINES):  # what launch lines have
+        offered |= set(launch.flags if (launch := catalog.load_engine(engine).launch) else ())
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
             if re.search(r"\b(ruff|mypy|pip|pytest|vllm bench)\b", line):

@@ -18,6 +18,7 @@ COMMANDS = {
     "rank": "every plan for these chips, ranked for a goal (the default)",
     "estimate": "price one given plan, or every row of a file",
     "memory": "what each chip holds, and how much context and concurrency fit",
+    "launch": "the lines that start a plan",
     "validate": "the model against published measurements",
     "calibrate": "fit the constants to measurements of your own cluster",
     "models": "the models in the catalogue",

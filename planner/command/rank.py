@@ -11,6 +11,7 @@ import typer
 
 from planner.command import COMMANDS
 from planner.command import options as opt
+from planner.errors import NoPlanError
 from planner.plans.space import Filters, Refused
 from planner.ranking import NoneLeftError, Ranking, rank
 from planner.report import tabular
@@ -73,6 +74,7 @@ def run(
         bool, typer.Option("--pareto", help="Only plans and loads that none beats in both TPOT and tokens/s per chip.")
     ] = False,
     rejected: Annotated[bool, typer.Option("--rejected", help="Also the refused plans, with the reason.")] = False,
+    launch: Annotated[bool, typer.Option("--launch", help="Below the table, the lines that start the first.")] = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
     version: opt.Version = False,
@@ -146,6 +148,35 @@ def run(
         if rejected:
             print()
             _tables().print_rejected(refused)
+        if launch:
+            _print_launch(ranking, model)
+    elif launch:
+        opt.warn("--launch prints below a table; `plan launch` has --csv, --json and --output", quiet)
+
+
+def _print_launch(ranking: Ranking, model: str) -> None:
+    """What starts the first plan, or why nothing does."""
+    from planner.launching import deployment  # noqa: PLC0415 (needed where it is asked for)
+    from planner.plans.placement import Placement  # noqa: PLC0415
+    from planner.plans.plan import Plan  # noqa: PLC0415
+    from planner.report.launch import print_deployment, print_none  # noqa: PLC0415
+
+    request, best = ranking.request, ranking.results.row(0)
+    print()
+    try:
+        found = deployment(
+            request.model,
+            Placement.of(request.hardware, request.gpus, request.slice),
+            request.engine,
+            Plan.parse(best["plan"]),
+            request.workload._replace(concurrency=best["concurrency"]),
+            limits=request.limits,
+            asked=model,
+        )
+    except NoPlanError as error:
+        print_none(str(error))
+    else:
+        print_deployment(found)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

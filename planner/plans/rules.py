@@ -12,7 +12,7 @@ from planner.specs.model import Model
 
 def refusal(model: Model, engine: Engine, placement: Placement, plan: Plan, weights: str | None = None) -> str | None:
     """The first rule that a plan breaks, as a sentence; none if it may run (memory is not looked at here)."""
-    return _not_yet(model, plan) or shape_refusal(model, engine, plan, weights) or _chips(placement, plan)
+    return _not_yet(model, plan) or shape_refusal(model, engine, plan, weights) or chips_refusal(placement, plan)
 
 
 def _near(wanted: int, valid: Iterable[int]) -> str:
@@ -141,7 +141,8 @@ def _attention(model: Model, engine: Engine, plan: Plan) -> str | None:
     return None
 
 
-def _chips(placement: Placement, plan: Plan) -> str | None:
+def chips_refusal(placement: Placement, plan: Plan) -> str | None:
+    """Why a plan does not find its chips on a machine, or none."""
     if plan.chips > placement.usable:
         where = f"the slice {placement.slice} has" if placement.slice else "there are"
         return f"{plan.label} takes {plan.chips} chips, {where} {placement.usable}"

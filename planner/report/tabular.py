@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,35 @@ def write(outputs: Sequence[tuple[str | None, Callable[[], str]]]) -> None:
     for target, text in texts:
         if target == STDOUT:
             sys.stdout.write(text)
+
+
+def write_folder(folder: str, texts: Mapping[str, str], replace: bool = False) -> None:
+    """Writes files into a folder, which is made if it is not there: all of them, or none.
+
+    Args:
+        folder: where.
+        texts: by name.
+        replace: files of these names may be there already.
+
+    Raises:
+        InputError: a file is there already, or the folder or a file cannot be written.
+    """
+    place = Path(folder)
+    there = [name for name in texts if os.path.lexists(place / name)]
+    if there and not replace:
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        raise InputError(f"--output {folder}: {there[0]}{more} is there already; --force replaces it, or name another")
+    made = not place.exists()
+    try:
+        place.mkdir(exist_ok=True)
+    except OSError as error:
+        raise _unwritable(place, error) from None
+    try:
+        write([(str(place / name), partial(str, text)) for name, text in texts.items()])
+    except InputError:
+        if made:
+            place.rmdir()
+        raise
 
 
 def _prepare(path: Path, text: str, pending: list[tuple[Path, Path]]) -> None:

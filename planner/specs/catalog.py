@@ -288,6 +288,11 @@ def as_yaml(spec: Model | Hardware | Engine) -> str:
     return str(yaml.safe_dump(plain(spec), sort_keys=False, allow_unicode=True, width=120, default_flow_style=None))
 
 
+def file_text(content: dict[str, Any]) -> str:
+    """A mapping as the text of a YAML file, keys in their order."""
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+
+
 def _are_kernels(rows: Any) -> bool:
     return isinstance(rows, list) and all(isinstance(row, dict) and set(_KERNEL) <= row.keys() for row in rows)
 

@@ -18,6 +18,7 @@ from planner.specs.fields import (
     Tokens,
 )
 from planner.specs.hardware import CollectiveOp, Hardware
+from planner.specs.launch import Launch
 from planner.specs.workload import Arrivals, Schedule
 
 ATTENTION = ("heads", "batch")
@@ -169,6 +170,10 @@ class Engine(NamedTuple):
     chips: dict[str, dict[str, Any]] = {}
     """Overrides of a hardware file's keys under this engine, by the hardware's name."""
     notes: tuple[str, ...] = ()
+    launch: Launch | None = None
+    """How it is started; none = it has no command that serves."""
+    unlaunched: str | None = None
+    """Why there is no `launch`."""
 
     def kv_dtype(self, weights: str, hardware: Hardware | None = None) -> str:
         """Dtype of the KV cache when none is asked for: on this hardware, else for these weights, else always."""
@@ -196,3 +201,5 @@ class Engine(NamedTuple):
             for name in names:
                 if name not in WEIGHTS:
                     yield f"{key}.{name}", f"unknown dtype of weights; expected one of {', '.join(WEIGHTS)}"
+        if self.launch is not None:
+            yield from ((f"launch.{key}", problem) for key, problem in self.launch.contradictions())

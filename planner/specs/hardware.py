@@ -220,6 +220,18 @@ class Price(NamedTuple):
     source: str
 
 
+class Devices(NamedTuple):
+    """How programs see the chips: what they run on, and how those of one host are counted and chosen."""
+
+    platform: str = "cuda"
+    """What an engine must have been built for (its `launch.platforms`): cuda, rocm, gaudi, tpu, neuron."""
+    per_host: Count | None = None
+    """Chips of one host; none = those of the innermost domain."""
+    variable: str | None = "CUDA_VISIBLE_DEVICES"
+    """The environment variable that says which chips of its host a process sees; none = it sees all."""
+    source: str | None = None
+
+
 class Hardware(NamedTuple):
     """A kind of machine: `configs/hardware/*.yaml`."""
 
@@ -242,6 +254,7 @@ class Hardware(NamedTuple):
     kv_cache: dict[str, str] = {}
     """Dtype of the KV cache by dtype of the weights, over the engine's own rule; set by engines under `chips`."""
     notes: tuple[str, ...] = ()
+    devices: Devices = Devices()
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """(key path, sentence) wherever keys are missing that others need, or cannot hold together."""
@@ -292,6 +305,11 @@ class Hardware(NamedTuple):
     def domain(self) -> int | None:
         """Chips of the innermost domain; none = no boundary."""
         return self.network[0].chips
+
+    @property
+    def host_chips(self) -> int | None:
+        """Chips of one host; none = all of a deployment are in one."""
+        return self.devices.per_host or self.domain
 
     @property
     def torus(self) -> NetworkLevel | None:

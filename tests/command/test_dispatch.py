@@ -21,13 +21,17 @@ CONTRACT = {
     ),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
+    "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --concurrency --weights --kv-cache "
+    "--max-context --memory-fraction --memory-limit --checkpoint --hosts --port --output --force --csv --json "
+    "--no-header --quiet --debug": ("launch",),
+    "--launch": ("rank",),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),
 }
 
 
-@pytest.mark.parametrize("name", ["rank", "estimate", "calibrate", "models", "hardware", "engines", "show"])
+@pytest.mark.parametrize("name", ["rank", "estimate", "launch", "calibrate", "models", "hardware", "engines", "show"])
 def test_every_command_has_its_own_help_with_the_options_of_the_contract(name: str) -> None:
     done = run(name, "--help")
     assert (done.status, done.err) == (0, "")
@@ -49,6 +53,7 @@ def test_help_of_plan_names_every_command_and_the_exit_statuses() -> None:
 def test_every_command_word_runs() -> None:
     words = {"rank": ("-m", "llama3-8b"), "estimate": ("-m", "llama3-8b"), "show": ("h100",)}
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
+    words |= {"launch": ("-m", "llama3-8b")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
         done = run(name, *words.get(name, ()))
