@@ -48,6 +48,7 @@ def examples() -> list[Example]:
     return found
 
 
+HELPS = ("estimate", "explain", "compare", "show", "memory", "validate", "calibrate")
 EXAMPLES = [example for example in examples() if example.command.startswith("plan ")]
 
 
@@ -103,7 +104,7 @@ def test_options_that_the_pages_name_exist() -> None:
     """Flags of `plan` in running text and shell blocks; other programs' flags stand in lines that name them."""
     helps = [
         run("--help").out,
-        *(run(command, "--help").out for command in ("estimate", "show", "memory", "validate", "calibrate")),
+        *(run(command, "--help").out for command in HELPS),
     ]
     offered = set(re.findall(r"--[a-z][\w-]*", "".join(helps)))
     for page in PAGES:

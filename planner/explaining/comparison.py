@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers import Structure
-from planner.costs.serving import Rows, Setting, fit, price
+from planner.costs.serving import Fit, Rows, Setting, fit, price
 from planner.errors import NoPlanError
 from planner.explaining.breakdown import Breakdown, breakdown, pinned, plan_of
 from planner.explaining.goal import goal_value
@@ -68,6 +68,8 @@ class Room(NamedTuple):
 
     requests: int
     """Of isl + osl tokens, in the whole deployment."""
+    memory_ends: bool
+    """Whether it is memory that holds no more; else the engine runs no more sequences."""
     isl: int
     """The longest prompt at the load that is compared, 1 where it is searched: what ends it is memory or the model."""
     ends: str
@@ -204,20 +206,21 @@ def room(one: Candidate) -> Room:
     work, model, setting = one.request.workload, one.request.model, one.setting()
     longest = max(1, max(model.max_context, work.max_context or 0) - work.osl)
 
-    def fits(isl: int) -> float:
+    def fitted(isl: int) -> Fit:
         rows = Rows.of(
             tp=one.plan.tp, pp=one.plan.pp, dp=one.plan.dp, isl=isl, osl=work.osl, concurrency=1.0,
             max_context=work.max_context or 0,
         )  # fmt: skip
-        return float(fit(setting, rows, clip=False).max_concurrency[0])
+        return fit(setting, rows, clip=False)
 
     load = 1 if one.searches else one.concurrency  # a load that is searched shrinks as the prompt grows
-    requests = int(fits(work.isl))
+    now = fitted(work.isl)
     low, high = work.isl, longest + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) >= load else (low, middle)
-    return Room(requests, low, "context" if low >= longest else "room")
+        low, high = (middle, high) if fitted(middle).max_concurrency[0] >= load else (low, middle)
+    requests = int(now.max_concurrency[0])
+    return Room(requests, bool(now.by_memory[0] <= requests), low, "context" if low >= longest else "room")
 
 
 def ranges(candidates: Sequence[Candidate], rooms: Sequence[Room]) -> dict[Axis, int]:

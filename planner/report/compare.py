@@ -14,6 +14,7 @@ from planner.report.explain import LEAST, print_lines, signed, tied
 from planner.report.figures import plural, short
 from planner.report.table import Column, lay_out, paragraphs, show, width
 from planner.report.why import extrapolated
+from planner.results import Results
 
 FLIPS = 3
 """Flips that a sentence names."""
@@ -83,8 +84,15 @@ def print_comparison(found: Comparison) -> None:
     values = [plan.goal_value() for plan in found.plans]
     print_lines(brought_together(lines(found.plans), LEAST * min(values)), names)
     print()
-    notes = [note for plan in found.plans for note in extrapolated(plan.request.engine, plan.results)]
-    show(paragraphs([*(_contest(found, each) for each in found.contests), _rooms(found), *dict.fromkeys(notes)]))
+    engines = {plan.request.engine.name: plan.request.engine for plan in found.plans}
+    notes = [
+        note
+        for name, engine in engines.items()
+        for note in extrapolated(
+            engine, Results.joined([plan.results for plan in found.plans if plan.request.engine.name == name])
+        )
+    ]
+    show(paragraphs([*(_contest(found, each) for each in found.contests), _rooms(found), *notes]))
 
 
 def _headline(found: Comparison) -> str:
@@ -194,7 +202,9 @@ def _rooms(found: Comparison) -> str:
     fewest = min(each.requests for each in found.rooms)
     least = [name for name, each in zip(names, found.rooms, strict=True) if each.requests == fewest]
     verb = "runs" if len(least) == 1 else "run"
+    memory = all(each.memory_ends for each in found.rooms if each.requests == fewest)
     text = f"Room: {_listed(least)} {verb} out first with load, beyond {plural(fewest, 'request')}"
+    text += "" if memory else " (the engine's limit of sequences, not memory)"
     shortest = min(each.isl for each in found.rooms)
     short_of = [
         name for name, each in zip(names, found.rooms, strict=True) if each.isl == shortest and each.ends == "room"
