@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations, product
+from itertools import product
 from typing import Annotated
 
 import typer
@@ -146,10 +146,11 @@ def run(
         raise InputError("compare: the same candidate twice; name each plan, model and machine once")
     rooms = [room(one) for one in found]
     ends = ranges(found, rooms)
-    contests = [
-        contest(found, pair, axis, high) for pair in combinations(range(len(found)), 2) for axis, high in ends.items()
-    ]
-    compared = report.Comparison(found, [one.breakdown() for one in found], rooms, contests)
+    priced = [one.breakdown() for one in found]
+    first = min(range(len(found)), key=lambda index: priced[index].goal_value())
+    others = (index for index in range(len(found)) if index != first)
+    contests = [contest(found, (first, other), axis, high) for other in others for axis, high in ends.items()]
+    compared = report.Comparison(found, priced, rooms, contests)
     tabular.write_rows(report.rows(compared), csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
         report.print_comparison(compared)

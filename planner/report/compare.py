@@ -18,6 +18,9 @@ from planner.results import Results
 
 FLIPS = 3
 """Flips that a sentence names."""
+HEADINGS = 36
+"""Characters that the labels of all candidates may have as headings of a table."""
+_WORDS = {"kv_cache": "KV cache", "gpus": "chips"}
 
 
 class Comparison(NamedTuple):
@@ -80,9 +83,8 @@ def print_comparison(found: Comparison) -> None:
     print()
     unit = found.plans[0].goal.unit
     show(paragraphs([f"Where it goes ({found.plans[0].goal.what}, {unit}):"]))
-    names = [one.label for one in found.candidates]
     values = [plan.goal_value() for plan in found.plans]
-    print_lines(brought_together(lines(found.plans), LEAST * min(values)), names)
+    print_lines(brought_together(lines(found.plans), LEAST * min(values)), _headings(found))
     print()
     engines = {plan.request.engine.name: plan.request.engine for plan in found.plans}
     notes = [
@@ -121,7 +123,10 @@ def _print_results(found: Comparison) -> None:
             table.append((name, cells))
 
     facts = [plan.row for plan in found.plans]
-    add("plan", [plan.plan.label for plan in found.plans])
+    for name in ("plan", "model", "hardware", "engine", "weights", "kv_cache", "gpus"):
+        cells = [str(row[name]) for row in facts]
+        if name == "plan" or len(set(cells)) > 1:
+            add(_WORDS.get(name, name), cells)
     add("load", [str(row["concurrency"]) for row in facts])
     for name, column in (
         ("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("latency ms", "latency_ms"), ("tok/s", "tokens_per_s"),
@@ -138,8 +143,14 @@ def _print_results(found: Comparison) -> None:
         return lambda record: str(record[key])
 
     columns = [Column("", at(""), right=False)]
-    columns += [Column(one.label, at(f"c{index}")) for index, one in enumerate(found.candidates)]
+    columns += [Column(heading, at(f"c{index}")) for index, heading in enumerate(_headings(found))]
     show(lay_out(columns, records, width()), ["bold underline"])
+
+
+def _headings(found: Comparison) -> list[str]:
+    """Labels as headings of columns, or letters where they would not fit."""
+    labels = [one.label for one in found.candidates]
+    return labels if sum(map(len, labels)) <= HEADINGS else list("ABCD"[: len(labels)])
 
 
 def _verdict(found: Comparison) -> str:
@@ -154,7 +165,7 @@ def _verdict(found: Comparison) -> str:
         return f"{names[best]} and {names[second]} take the same: {signed(values[best])} {unit}."
     line = max(lines([found.plans[best], found.plans[second]]), key=lambda each: each.differences[1])
     return (
-        f"{names[best]} leads: {signed(values[best])} {unit}, {names[second]} takes {gap:.1%} more; most of that is "
+        f"{names[best]} leads: {signed(values[best])} {unit}, {names[second]} takes {more(gap)}; most of that is "
         f"{line.item} ({line.phase}), {signed(line.values[0])} against {signed(line.values[1])}."
         f"{tied(gap, found.plans[best])}"
     )
@@ -179,8 +190,8 @@ def _contest(found: Comparison, contest: Contest) -> str:
     if not contest.flips:
         ours = contest.leader == contest.pair[0]
         leads = (each if ours else 1 / (1 + each) - 1 for each in contest.ahead if np.isfinite(each) and each > -1)
-        ends = sorted(leads)
-        gap = f", by {ends[0]:.1%} to {ends[-1]:.1%} at the ends" if len(ends) == 2 else ""
+        ends = list(leads)
+        gap = f"; at the ends the other takes {' and '.join(map(more, ends))}" if len(ends) == 2 else ""
         return f"{head}: {names[contest.leader]} throughout{gap}."
     text = f"{head}: {names[contest.leader]} leads first"
     few = len(contest.flips) <= FLIPS
@@ -189,6 +200,11 @@ def _contest(found: Comparison, contest: Contest) -> str:
     if not few:
         text += f"; it changes {len(contest.flips) - 1} more times, at last {_flip(contest.flips[-1], names, noun)}"
     return f"{text}."
+
+
+def more(gap: float) -> str:
+    """By how much one is behind: `12.5% more`, from twice on `4.1 times as much`."""
+    return f"{gap:.1%} more" if gap < 1 else f"{short(gap + 1, 3)} times as much"
 
 
 def _flip(flip: Flip, names: Sequence[str], noun: str) -> str:
@@ -204,6 +220,8 @@ def _rooms(found: Comparison) -> str:
     verb = "runs" if len(least) == 1 else "run"
     memory = all(each.memory_ends for each in found.rooms if each.requests == fewest)
     text = f"Room: {_listed(least)} {verb} out first with load, beyond {plural(fewest, 'request')}"
+    if len(least) == len(names):
+        text = f"Room: each holds {plural(fewest, 'request')}"
     text += "" if memory else " (the engine's limit of sequences, not memory)"
     shortest = min(each.isl for each in found.rooms)
     short_of = [

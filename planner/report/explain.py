@@ -314,7 +314,7 @@ def print_lines(found: Sequence[Line], labels: Sequence[str]) -> None:
         *(Column(label, cell(f"v{index}"), keep=5) for index, label in enumerate(labels)),
     ]
     columns += [
-        Column("difference" if len(labels) == 2 else f"{label} -", cell(f"d{index}"), keep=8)
+        Column("difference" if len(labels) == 2 else f"{label} - {labels[0]}", cell(f"d{index}"), keep=8)
         for index, label in enumerate(labels)
         if index
     ]
