@@ -117,10 +117,14 @@ def _explained(request: Request, only: Plan | None, machines: list[Machine]) -> 
 
 
 def _machines(request: Request, hardware: str) -> list[Machine]:
-    """The chip under every engine whose constants were measured on it, in the version that they stand for."""
-    found = []
+    """The chip under every engine whose constants were measured on it, in the version that they stand for.
+
+    Of an engine's versions and variants (`NAME-...` beside `NAME`) only the first: nobody changes to an older one.
+    """
+    measured = []
     for name in names(ENGINES):
-        measured = load_engine(name).calibrated
-        if measured is not None and measured.same_version and request.hardware.name in measured.hardware:
-            found.append(load_machine(hardware, name))
-    return found
+        found = load_engine(name).calibrated
+        if found is not None and found.same_version and request.hardware.name in found.hardware:
+            measured.append(name)
+    variants = {name for name in measured for other in measured if name.startswith(f"{other}-")}
+    return [load_machine(hardware, name) for name in measured if name not in variants]

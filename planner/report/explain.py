@@ -20,6 +20,7 @@ LEAST = 0.005
 """Share of a time below which items are put together."""
 SHOWN_CHANGES = 6
 FAR = 100
+SAME = 1e-9
 BAR = 40
 PHASES = {OTHERS: "other prompts' passes", JOIN: "request, step in flight"}
 """Phases that a table has as one row, and how they are called there."""
@@ -274,6 +275,9 @@ def best_change(plan: Breakdown, tried: Sequence[Effect]) -> str:
 
 def _print_difference(plan: Breakdown, rival: Breakdown) -> None:
     ours, theirs = plan.goal_value(), rival.goal_value()
+    if abs(theirs - ours) <= SAME * ours:
+        show(paragraphs([f"{rival.plan.label} takes as long ({signed(theirs)} {plan.goal.unit})."]))
+        return
     ahead = theirs >= ours
     text = (
         f"{rival.plan.label}, {'the next' if ahead else 'the first'}, takes {short(abs(theirs / ours - 1) * 100, 3)} % "

@@ -93,6 +93,12 @@ def test_a_given_plan_is_held_against_the_first() -> None:
     assert "the best plan of these chips" in good(*WINNER, "--plan", "TP2xPP4").out
 
 
+def test_engines_that_are_tried_are_those_measured_on_the_chip_and_no_older_versions_of_them() -> None:
+    rows = good(*WINNER, "--csv", "-").rows
+    assert {row["item"] for row in rows if row["phase"] == "engine"} == {"engine sglang", "engine trtllm"}
+    assert "takes as long (" in good(*WINNER[:-1], "16", "--plan", "TP8").out  # as TP8xDP2, for one request
+
+
 def test_a_pipeline_says_what_its_floor_is_of() -> None:
     out = " ".join(good(*LOADED).out.split())
     assert "one microbatch of 12 requests through all 2 stages" in out
