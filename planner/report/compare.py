@@ -142,9 +142,16 @@ def _print_results(found: Comparison) -> None:
     def at(key: str) -> Callable[[dict[str, Any]], str]:
         return lambda record: str(record[key])
 
-    columns = [Column("", at(""), right=False)]
-    columns += [Column(heading, at(f"c{index}")) for index, heading in enumerate(_headings(found))]
-    show(lay_out(columns, records, width()), ["bold underline"])
+    stub = Column("", at(""), right=False)
+    columns = [Column(heading, at(f"c{index}")) for index, heading in enumerate(_headings(found))]
+    while columns:  # as many candidates beside each other as fit, at least one
+        many = len(columns)
+        while many > 1 and max(map(len, lay_out([stub, *columns[:many]], records, width()))) > width():
+            many -= 1
+        show(lay_out([stub, *columns[:many]], records, width()), ["bold underline"])
+        columns = columns[many:]
+        if columns:
+            print()
 
 
 def _headings(found: Comparison) -> list[str]:

@@ -313,9 +313,9 @@ def print_lines(found: Sequence[Line], labels: Sequence[str]) -> None:
         return lambda each: str(each[key])
 
     columns = [
-        Column("phase", cell("phase"), right=False, keep=3),
+        Column("phase", cell("phase"), right=False, keep=7),
         Column("item", cell("item"), right=False),
-        *(Column(label, cell(f"v{index}"), keep=5) for index, label in enumerate(labels)),
+        *(Column(label, cell(f"v{index}"), keep=5 if index else 6) for index, label in enumerate(labels)),
     ]
     columns += [
         Column("difference" if len(labels) == 2 else f"{label} - {labels[0]}", cell(f"d{index}"), keep=8)

@@ -180,10 +180,15 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["terms.csv"]
 
 
-@pytest.mark.parametrize("words", [LOADED, PAIR])
+FOUR = ("compare", "TP8", "TP4xDP2", "--hardware", "h100,h200", "-m", "llama3-70b", "--gpus", "8")
+
+
+@pytest.mark.parametrize("words", [LOADED, PAIR, FOUR])
 def test_a_narrow_terminal_gets_narrow_tables(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     done = run(*words, terminal=True)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", done.out)
     assert done.status == 0
     assert lines_wider(plain, 60) == []
+    for name in ("TTFT", "gate_up", "decode step"):
+        assert name in plain

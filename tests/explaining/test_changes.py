@@ -31,7 +31,7 @@ def goal_of(results: Any, objective: str) -> float:
     return float(row[f"{objective}_ms"])
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(53))
 def test_the_stated_change_is_the_best_of_the_perturbed_runs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     request = problem(seed, chips=(1, 2), few=True)
     try:
