@@ -73,7 +73,7 @@ class Room(NamedTuple):
     isl: int
     """The longest prompt at the load that is compared, 1 where it is searched: what ends it is memory or the model."""
     ends: str
-    """Which of the two: `room` or `context`."""
+    """Which of the two: `memory` or `context`."""
 
 
 class Flip(NamedTuple):
@@ -220,7 +220,7 @@ def room(one: Candidate) -> Room:
         middle = (low + high) // 2
         low, high = (middle, high) if fitted(middle).max_concurrency[0] >= load else (low, middle)
     requests = int(now.max_concurrency[0])
-    return Room(requests, bool(now.by_memory[0] <= requests), low, "context" if low >= longest else "room")
+    return Room(requests, bool(now.by_memory[0] <= requests), low, "context" if low >= longest else "memory")
 
 
 def ranges(candidates: Sequence[Candidate], rooms: Sequence[Room]) -> dict[Axis, int]:

@@ -36,7 +36,7 @@ ROW = (
     "section", "candidate", "against", "phase", "item", "value", "difference", "unit", "axis", "low", "high", "at",
     "leads", "refused",
 )  # fmt: skip
-"""Columns of CSV and JSON; `section` says which of them a row has."""
+"""Columns of CSV and JSON; `section` says which of them a row has. Of a room `phase` is what ends it."""
 _RESULTS = (
     "concurrency", "batch_per_replica", "ttft_ms", "tpot_ms", "latency_ms", "tokens_per_s", "tokens_per_s_per_gpu",
     "usd_per_mtok", "memory_gib", "memory_limit_gib", "kv_capacity_tokens", "max_concurrency",
@@ -59,8 +59,10 @@ def rows(found: Comparison) -> list[dict[str, Any]]:
                 }
             )  # fmt: skip
     for name, each in zip(names, found.rooms, strict=True):
-        made.append({"section": "room", "candidate": name, "item": "requests", "value": each.requests})
-        made.append({"section": "room", "candidate": name, "item": f"isl, ended by {each.ends}", "value": each.isl})
+        ended = "memory" if each.memory_ends else "sequences"
+        held, longest = {"item": "requests", "phase": ended}, {"item": "isl", "phase": each.ends}
+        made.append({"section": "room", "candidate": name, **held, "value": each.requests})
+        made.append({"section": "room", "candidate": name, **longest, "value": each.isl})
     for contest in found.contests:
         first, second = (names[index] for index in contest.pair)
         base = {
@@ -232,7 +234,7 @@ def _rooms(found: Comparison) -> str:
     text += "" if memory else " (the engine's limit of sequences, not memory)"
     shortest = min(each.isl for each in found.rooms)
     short_of = [
-        name for name, each in zip(names, found.rooms, strict=True) if each.isl == shortest and each.ends == "room"
+        name for name, each in zip(names, found.rooms, strict=True) if each.isl == shortest and each.ends == "memory"
     ]
     if short_of:
         load = 1 if found.candidates[0].searches else found.candidates[0].concurrency

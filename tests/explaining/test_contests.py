@@ -117,7 +117,7 @@ def test_the_room_is_what_fits_and_no_more() -> None:
     (one,) = llama("TP2", concurrency=2, isl=2000)
     found = room(one)
     assert np.isfinite(goals(one, [found.requests, found.requests + 1], 2000)).tolist() == [True, False]
-    assert found.ends == "room"
+    assert found.ends == "memory"
     assert np.isfinite(goals(one, 2, [found.isl, found.isl + 1])).tolist() == [True, False]
     roomy = room(llama("TP8")[0])
     assert (roomy.isl, roomy.ends) == (8192 - 256, "context")
