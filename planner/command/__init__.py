@@ -16,6 +16,8 @@ from typing import NoReturn
 
 COMMANDS = {
     "rank": "every plan for these chips, ranked for a goal (the default)",
+    "explain": "where the time and memory of a plan go, what would help, what the next one does",
+    "compare": "plans, hardware, engines or models side by side, and where their order flips",
     "estimate": "price one given plan, or every row of a file",
     "memory": "what each chip holds, and how much context and concurrency fit",
     "launch": "the lines that start a plan",

@@ -5,24 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from planner.command import COMMANDS
 from planner.command import options as opt
+from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import NoPlanError
-from planner.plans.space import Filters, Refused
+from planner.plans.space import Refused
 from planner.ranking import NoneLeftError, Ranking, rank
 from planner.report import tabular
-from planner.request import Limits, Objective, Request
+from planner.request import Request
 from planner.results import COLUMNS, Results
 from planner.sensitivity.flips import Sensitivity, mark
-from planner.specs.catalog import load_machine, load_model
-from planner.specs.dtypes import kv_dtype, weight_dtype
-from planner.specs.engine import ATTENTION
-from planner.specs.workload import Arrivals, Schedule, Workload
-from planner.units import MS, parse_bytes
 
 EPILOG = (
     "Commands: "
@@ -84,49 +80,18 @@ def run(
     Example: plan --model llama3-70b --gpus 16 --objective latency
     """
     opt.check_targets(csv, json)
-    machine, software = load_machine(hardware, engine)
-    if weights is not None:
-        weight_dtype(weights)
-    if kv_cache is not None:
-        kv_dtype(kv_cache)
-    request = Request(
-        load_model(model),
-        machine,
-        software,
+    request = request_of(
+        model,
+        hardware,
+        engine,
         gpus,
-        Workload(
-            isl,
-            osl,
-            concurrency,
-            cast("Schedule | None", schedule),
-            weights,
-            kv_cache,
-            max_context,
-            cast("Arrivals | None", arrivals),
-        ),
-        cast(Objective, objective),
-        Limits(
-            _seconds(max_ttft),
-            _seconds(max_tpot),
-            _seconds(max_latency),
-            None if memory_limit is None else parse_bytes(memory_limit),
-            opt.above_zero(memory_fraction, "--memory-fraction"),
-        ),
-        Filters(
-            opt.numbers(tp, "--tp"),
-            opt.numbers(pp, "--pp"),
-            opt.numbers(dp, "--dp"),
-            opt.numbers(ep, "--ep"),
-            opt.numbers(cp, "--cp"),
-            opt.choices(attention, "--attention", ATTENTION),
-            opt.choices(prefill_attention, "--prefill-attention", ATTENTION),
-            opt.choices(ffn, "--ffn", ("1d",)),
-            opt.choices(prefill_ffn, "--prefill-ffn", ("1d",)),
-        ),
+        workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals),
+        objective,
+        limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
+        filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn),
         price,
         slice_,
-        pareto,
-    )
+    )._replace(pareto=pareto)
     try:
         ranking = rank(request)
     except NoneLeftError as error:
@@ -177,10 +142,6 @@ def _print_launch(ranking: Ranking, model: str) -> None:
         print_none(str(error))
     else:
         print_deployment(found)
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds * MS
 
 
 def _print_sensitivity(firm: Sensitivity | None, ranking: Ranking) -> None:

@@ -107,6 +107,64 @@ class Network(NamedTuple):
         level = min(int(crossing), len(self.placement.hardware.network) - 1)
         return self._on_level("send", level, 2, np.atleast_1d(np.asarray(size, dtype=float)))
 
+    def least(self, op: str, groups: Groups, size: Num) -> Array:
+        """Seconds that the wires alone want for a collective (see `over`): no latency, every wire at its full rate.
+
+        A switch that reduces sends a buffer once, where the hardware has one; else each rank sends (K-1)/K of it once,
+        for an all-reduce twice. Across nodes only what must leave a node counts, over all cards of the smallest one.
+        """
+        size = np.broadcast_to(np.asarray(size, dtype=float), (groups.total,))
+        result = np.zeros(groups.total)
+        for ranks, rows in groups.rows:
+            if ranks > 1:
+                result[rows] = self._least(op, ranks, size[rows])
+        return result
+
+    def _least(self, op: str, ranks: int, size: Array) -> Array:
+        network = self.placement.hardware.network
+        if self.placement.slice:
+            group = self.placement.torus_groups[ranks]
+            wires = size * group.exchange if op == "all_to_all" else sent_bytes("ring", op, ranks, size) / group.wires
+            return np.asarray(wires / network[0].link)
+        level = int(self.placement.span(np.asarray(ranks)))
+        inside = min(ranks, network[0].chips or ranks) if level else ranks
+        slowest = self._fewest_bytes(op, 0, inside, size) / self._port(inside) if inside > 1 else 0.0 * size
+        if level and op != "all_reduce":
+            slowest = 0.0 * size  # what stays in a node depends on the algorithm
+        for here in range(1, level + 1):
+            share, fewest = self._share(here), self._fewest(here, ranks)
+            rate = network[here].link * (1.0 if share is None else share)
+            if op == "all_to_all":
+                slowest = np.maximum(slowest, size * (ranks - fewest) / ranks / rate)
+            else:
+                leaves = self._fewest_bytes(op, here, self._domains(here, ranks), size)
+                slowest = np.maximum(slowest, leaves / (rate * fewest))
+        return slowest
+
+    def _fewest_bytes(self, op: str, level: int, ranks: int, size: Array) -> Array:
+        """Bytes that one rank must send on a level.
+
+        A ring of which more than its wires' rate was measured is one that the switch reduces for.
+        """
+        hardware = self.placement.hardware
+        name = hardware.network[level].name
+        rows = [row for row in hardware.collectives if (row.op, row.level) == (op, name)]
+        reduces = op == "all_reduce" and any(
+            row.algorithm == "in_switch"
+            or max([row.bandwidth_fraction, *(each.bandwidth_fraction for each in row.ranks.values())]) > 1
+            for row in rows
+        )
+        return np.asarray(sent_bytes("in_switch" if reduces else "ring", op, ranks, size))
+
+    def least_send(self, size: Num, crossing: int) -> Array:
+        """Seconds that the wires alone want for `send`."""
+        network, size = self.placement.hardware.network, np.asarray(size, dtype=float)
+        level = min(int(crossing), len(network) - 1)
+        if level == 0:
+            return np.asarray(size / self._port(2))
+        rates = [network[here].link * (self._share(here) or 1.0) for here in range(1, level + 1)]
+        return np.asarray(size / min(rates))
+
     def refusal(self, op: str, ranks: int) -> str | None:
         """Why this engine cannot run a collective over so many ranks here, in one sentence; none = it can.
 

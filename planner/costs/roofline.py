@@ -49,6 +49,27 @@ class Parts(NamedTuple):
             *(0.0 if _absent(mine) and _absent(theirs) else np.where(mask, mine, theirs) for mine, theirs in pairs)
         )
 
+    def settled(self) -> Parts:
+        """One roofline over what these parts are the sum of: the larger of compute and memory alone counts."""
+        return self.of_bound(self.compute > self.memory)
+
+    def of_bound(self, computes: Num) -> Parts:
+        """Without the memory's part where compute bounds, without the compute's elsewhere."""
+        compute, memory = np.where(computes, self.compute, 0.0), np.where(computes, 0.0, self.memory)
+        return Parts(compute, memory, self.network, self.overhead, self.bubble)
+
+    def adding(self, name: str, more: Parts) -> Parts:
+        """The sum; parts have no use for the name (`costs.terms` does)."""
+        return self + more
+
+    def within(self, phase: str) -> Parts:
+        """The same: parts know no phase (`costs.terms` does)."""
+        return self
+
+    def over(self, rows: int) -> Parts:
+        """Every part as an array over so many rows."""
+        return Parts(*(np.broadcast_to(np.asarray(part, dtype=float), (rows,)) for part in self))
+
 
 def _absent(value: Num) -> bool:
     """Whether a part is the constant 0: arrays are not touched for it."""

@@ -28,6 +28,8 @@ from planner.units import US
 
 Array = NDArray[np.float64]
 BLOCK_ROWS = 16384  # rows priced at once: their arrays stay in the cache
+OWN, STEP, OTHERS, JOIN = "prefill", "decode step", "other prompts", "join"
+"""Phases of a request's time (see `itemise`)."""
 WAVE_SHARE = 0.5  # share of the prefill stall that lands in TPOT when requests arrive in waves
 
 
@@ -167,6 +169,15 @@ def price(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
     return blocks[0] if len(blocks) == 1 else _joined(blocks)
 
 
+def itemise(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
+    """`price` with `Terms` in the place of parts: by the same code, with a ledger of every operation and transfer.
+
+    Items of the decode step itself (D) are in the phase STEP, a request's own iterations in OWN, what other prompts
+    add to TTFT or TPOT in OTHERS, what a prompt waits for before its first iteration in JOIN. All rows are one block.
+    """
+    return _price_block(setting, rows, fitted.batch, fitted.running, itemised=True)
+
+
 def _joined(blocks: list[Estimates]) -> Estimates:
     columns: dict[str, Array | Parts] = {}
     for name, *values in zip(Estimates._fields, *blocks, strict=True):
@@ -177,7 +188,7 @@ def _joined(blocks: list[Estimates]) -> Estimates:
     return Estimates(**columns)  # type: ignore[arg-type]
 
 
-def _replica(setting: Setting, rows: Rows) -> Replica:
+def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
     return Replica(
         setting.model,
         setting.hardware,
@@ -188,30 +199,33 @@ def _replica(setting: Setting, rows: Rows) -> Replica:
         rows.tp.astype(int),
         rows.pp.astype(int),
         rows.dp.astype(int),
+        itemised,
     )
 
 
-def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> Estimates:
-    replica = _replica(setting, rows)
+def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, itemised: bool = False) -> Estimates:
+    replica = _replica(setting, rows, itemised)
     runs = batch >= 1
     b = np.where(runs, batch, 1.0)
     whole = setting.engine.scheduler.microbatches == "whole"
     microbatches = np.ones_like(b) if whole else np.minimum(rows.pp, b)
     micro = np.ceil(b / microbatches)
     decode = pass_time(replica, Pass(micro, rows.isl + rows.osl / 2))
-    step = _pipelined(decode, microbatches)
+    step = _pipelined(decode, microbatches).within(STEP)
     answers = rows.osl > 1
     after = np.where(answers, rows.osl - 1, 1.0)
     if setting.schedule == "static":
         ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
+        ttft = ttft.within(OWN)
         own, tpot = ttft, step
     else:
         own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
-        stall = passes + replaced * -1.0
+        own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
         seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
-        ttft = own + stall * (1.0 - seen) + Parts(overhead=setting.engine.host.request_us * US)
+        arriving = replica.term("request", Parts(overhead=setting.engine.host.request_us * US))
+        ttft = own + stall * (1.0 - seen) + arriving.within(JOIN)
         if setting.engine.scheduler.join_steps:
-            ttft = ttft + step * (setting.engine.scheduler.join_steps * (b > 1))
+            ttft = ttft + step.within(JOIN) * (setting.engine.scheduler.join_steps * (b > 1))
         tpot = step + stall * (seen / after)
     residence = ttft.total + (rows.osl - 1) * tpot.total
     latency = ttft.total + (rows.osl - 1) * np.where(answers, tpot.total, 0.0)
@@ -230,19 +244,15 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array) -> 
         requests_per_s=running / residence * empty,
         mfu_prefill=useful * prefill_rows / (chips * peak * own.total) * empty,
         mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
-        ttft_parts=_filled(ttft, rows.length),
-        tpot_parts=_filled(tpot, rows.length),
+        ttft_parts=ttft.over(rows.length),
+        tpot_parts=tpot.over(rows.length),
     )
-
-
-def _filled(parts: Parts, rows: int) -> Parts:
-    return Parts(*(np.broadcast_to(np.asarray(part, dtype=float), (rows,)) for part in parts))
 
 
 def _pipelined(time: PassTime, microbatches: Array) -> Parts:
     """One decode step of all microbatches: max(sum of stages and sends, M x the slowest stage)."""
     waiting = np.maximum(0.0, microbatches * time.slowest.total - time.whole.total)
-    return time.whole + Parts(bubble=waiting)
+    return time.whole.adding("bubble", Parts(bubble=waiting))
 
 
 def _continuous_prefill(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.collectives import Groups, Network
-from planner.costs.layers import Formats, Operation, Pass, Structure, count
+from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer, count
 from planner.costs.roofline import Parts, price_operation, resources
+from planner.costs.terms import Terms, Work
 from planner.costs.weights import Num, Shard, Stages
 from planner.specs.dtypes import ACTIVATION_BYTES
 from planner.specs.engine import Engine
@@ -33,6 +35,12 @@ class Replica:
     tp: NDArray[np.int_]
     pp: NDArray[np.int_]
     dp: NDArray[np.int_]
+    itemised: bool = False
+    """Whether times remember what they are made of (`costs.terms`)."""
+
+    def term(self, name: str, parts: Parts, work: Callable[[], Work] = Work) -> Parts:
+        """Parts that are one item, with its work where anybody asks."""
+        return Terms.single(name, parts, work()) if self.itemised else parts
 
     @cached_property
     def groups(self) -> Groups:
@@ -65,10 +73,12 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     stages = replica.stages
     layer, first, last = _segments(replica, replica.shard, work)
     own = replica.engine.host
-    host = Parts(overhead=(own.step_us + own.per_sequence_us * work.decode_rows) * US * np.ones_like(stages.pp))
+    host = replica.term(
+        "host", Parts(overhead=(own.step_us + own.per_sequence_us * work.decode_rows) * US * np.ones_like(stages.pp))
+    )
     if own.layer_us or own.prefill_layer_us:
         launches = own.layer_us + own.prefill_layer_us * (np.asarray(work.prefill_tokens) > 0)
-        layer = layer + Parts(overhead=launches * US)
+        layer = layer + replica.term("launches", Parts(overhead=launches * US))
     alone = stages.pp == 1
     stage_first = _settle(replica.hardware, layer * stages.first + first + last * alone) + host
     if np.all(alone):
@@ -78,7 +88,7 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     between = np.maximum(0, stages.pp - 2)
     rest = replica.model.layers - stages.first - stages.last
     middles = _settle(replica.hardware, layer * np.where(alone, 0.0, rest)) + host * between
-    whole = stage_first + stage_last * ~alone + middles * ~alone + Parts(network=_sends(replica, work) * ~alone)
+    whole = stage_first + stage_last * ~alone + middles * ~alone + _sends(replica, work) * ~alone
     slowest = stage_first.where(alone | (stage_first.total >= stage_last.total), stage_last)
     slowest = stage_middle.where((stages.pp > 2) & (stage_middle.total > slowest.total), slowest)
     return PassTime(whole, slowest)
@@ -89,10 +99,35 @@ def _segments(replica: Replica, shard: Shard, work: Pass) -> tuple[Parts, Parts,
     operations, transfers = count(replica.model, replica.engine, shard, work, replica.formats, replica.structure)
     segments = {"layer": Parts(), "first": Parts(), "last": Parts()}
     for operation in operations:
-        segments[operation.place] += _operation(replica.hardware, _as_run(replica, operation))
+        parts = _operation(replica.hardware, _as_run(replica, operation))
+        segments[operation.place] += replica.term(operation.name, parts, partial(_work, replica.hardware, operation))
     for transfer in transfers:
-        segments[transfer.place] += Parts(network=replica.network.price(transfer, replica.groups))
+        parts = Parts(network=replica.network.price(transfer, replica.groups))
+        segments[transfer.place] += replica.term(transfer.name, parts, partial(_traffic, replica, transfer))
     return segments["layer"], segments["first"], segments["last"]
+
+
+def _work(hardware: Hardware, operation: Operation) -> Work:
+    """What an operation computes and moves as it is counted, whatever detours the engine's kernels make."""
+    chip, (dtype, _) = hardware.chip, hardware.constants(operation.kind, operation.dtype)
+    amounts = (operation.flops, operation.weight_bytes, operation.kv_bytes, operation.activation_bytes)
+    flops, weights, kv, activations = (amount * operation.times for amount in amounts)
+    return Work(
+        flops,
+        weights,
+        kv,
+        activations,
+        least_compute=flops / chip.peak(dtype),
+        least_memory=(weights + kv) / chip.memory_bandwidth,
+    )
+
+
+def _traffic(replica: Replica, transfer: Transfer) -> Work:
+    """The buffers of a transfer, none where a rank is alone, and the least time on the wires."""
+    return Work(
+        sent_bytes=transfer.times * transfer.bytes * (replica.tp > 1),
+        least_network=transfer.times * replica.network.least(transfer.op, replica.groups, transfer.bytes),
+    )
 
 
 def _as_run(replica: Replica, operation: Operation) -> Operation:
@@ -116,20 +151,29 @@ def _operation(hardware: Hardware, operation: Operation) -> Parts:
 
 def _settle(hardware: Hardware, stage: Parts) -> Parts:
     """A stage's parts: as they are, or under `per_step` one roofline over all its operations."""
-    if hardware.roofline == "per_op":
-        return stage
-    bound = stage.compute > stage.memory
-    return Parts(np.where(bound, stage.compute, 0.0), np.where(bound, 0.0, stage.memory), stage.network, stage.overhead)
+    return stage if hardware.roofline == "per_op" else stage.settled()
 
 
-def _sends(replica: Replica, work: Pass) -> Num:
+def _sends(replica: Replica, work: Pass) -> Parts:
     """Seconds of handing the activations [tokens, d] on, from stage to stage."""
-    size = work.tokens * replica.model.hidden * ACTIVATION_BYTES
+    size, network = work.tokens * replica.model.hidden * ACTIVATION_BYTES, replica.network
+    boundaries = list(_boundaries(replica))
+    time: Num = 0.0
+    for count_here, level in boundaries:
+        time = time + count_here * network.send(size, level)
+
+    def traffic() -> Work:
+        least = (count_here * network.least_send(size, level) for count_here, level in boundaries)
+        return Work(sent_bytes=size * (replica.pp - 1), least_network=sum(least, np.zeros(1)))
+
+    return replica.term("send", Parts(network=time), traffic)
+
+
+def _boundaries(replica: Replica) -> Iterator[tuple[Num, int]]:
+    """(stage boundaries whose outermost wires are a level's, the level) of a replica."""
     place = replica.network.placement
     outer = range(len(place.hardware.network) - 1)
     crossed = [place.crossings(replica.tp, replica.pp, replica.dp, level) for level in outer]
-    time: Num = 0.0
     for level, (this, further) in enumerate(zip([replica.pp - 1, *crossed], [*crossed, 0], strict=True)):
-        if np.any(this > further):  # boundaries whose outermost wires are this level's
-            time = time + (this - further) * replica.network.send(size, level)
-    return time
+        if np.any(this > further):
+            yield this - further, level

@@ -1,0 +1,130 @@
+"""`plan explain`: where the time and the memory of a plan go, what would help, and what the runner-up does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from planner.command import options as opt
+from planner.command.question import filters_of, limits_of, request_of, workload_of
+from planner.errors import InputError, NoPlanError
+from planner.explaining.breakdown import breakdown, pinned, plan_of
+from planner.explaining.changes import Machine, changes, effects
+from planner.explaining.goal import goal_value
+from planner.plans.plan import Plan
+from planner.ranking import rank
+from planner.report import explain as report
+from planner.report import tabular
+from planner.request import Request
+from planner.specs.catalog import ENGINES, load_engine, load_machine, names
+
+PlanLabel = Annotated[
+    str | None,
+    typer.Option("--plan", metavar="TP8xPP2", help="The plan to explain; default: the one that comes first."),
+]
+Chips = Annotated[
+    int | None, typer.Option("--gpus", "--chips", min=1, help="Chips there are; default: those of --plan, else 8.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(run)
+
+
+def run(
+    model: opt.Model,
+    plan: PlanLabel = None,
+    hardware: opt.Hardware = "h100",
+    engine: opt.Engine = None,
+    gpus: Chips = None,
+    objective: opt.Objective = "latency",
+    isl: opt.Isl = 1024,
+    osl: opt.Osl = 256,
+    concurrency: opt.Concurrency = None,
+    schedule: opt.Schedule = None,
+    arrivals: opt.Arrivals = None,
+    weights: opt.Weights = None,
+    kv_cache: opt.KvCache = None,
+    max_context: opt.MaxContext = None,
+    max_ttft: opt.MaxTtft = None,
+    max_tpot: opt.MaxTpot = None,
+    max_latency: opt.MaxLatency = None,
+    price: opt.Price = None,
+    memory_limit: opt.MemoryLimit = None,
+    memory_fraction: opt.MemoryFraction = None,
+    tp: opt.Tp = None,
+    pp: opt.Pp = None,
+    dp: opt.Dp = None,
+    ep: opt.Ep = None,
+    cp: opt.Cp = None,
+    attention: opt.Attention = None,
+    prefill_attention: opt.PrefillAttention = None,
+    ffn: opt.Ffn = None,
+    prefill_ffn: opt.PrefillFfn = None,
+    slice_: opt.Slice = None,
+    csv: opt.Csv = None,
+    json: opt.Json = None,
+    no_header: opt.NoHeader = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Where the time and the memory of a plan go, by operation; the one change that would help most; the runner-up.
+
+    Example: plan explain --model llama3-70b --gpus 8 --plan TP4xDP2 --concurrency 64
+    """
+    opt.check_targets(csv, json)
+    only = None if plan is None else Plan.parse(plan)
+    request = request_of(
+        model,
+        hardware,
+        engine,
+        gpus or (8 if only is None else only.chips),
+        workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals),
+        objective,
+        limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
+        filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn),
+        opt.above_zero(price, "--price"),
+        slice_,
+    )
+    if only is not None and any(request.filters):
+        raise InputError("--plan names one plan; leave out --tp, --pp and the like, which choose among several")
+    found = _explained(request, only, _machines(request, hardware))
+    tabular.write_rows(report.rows(found), csv, json, not no_header)
+    if not opt.is_piped(csv, json) and not quiet:
+        report.print_explanation(found)
+
+
+def _explained(request: Request, only: Plan | None, machines: list[Machine]) -> report.Explanation:
+    chosen = rank(request if only is None else pinned(request, only))
+    plan = plan_of(chosen.results, 0)
+    one = breakdown(request, plan, chosen.results.row(0)["concurrency"])
+    now = goal_value(chosen.results, 0, request.objective)
+    tried = effects(request, now, changes(machines), only)
+    try:
+        all_plans = chosen if only is None else rank(request)
+    except NoPlanError:  # the plan's own limits were kept above: nothing else is left beside it
+        all_plans = chosen
+    places = [plan_of(all_plans.results, index) for index in range(min(2, len(all_plans.results)))]
+    rival = next((index for index, other in enumerate(places) if other != plan), None)
+    other = None
+    if rival is not None:
+        other = breakdown(request, places[rival], all_plans.results.row(rival)["concurrency"])
+    labels = list(all_plans.results["plan"])
+    place = labels.index(plan.label) + 1 if plan.label in labels else None
+    return report.Explanation(one, place, len(labels), tried, other)
+
+
+def _machines(request: Request, hardware: str) -> list[Machine]:
+    """The chip under every engine whose constants were measured on it, in the version that they stand for.
+
+    Of an engine's versions and variants (`NAME-...` beside `NAME`) only the first: nobody changes to an older one.
+    """
+    measured = []
+    for name in names(ENGINES):
+        found = load_engine(name).calibrated
+        if found is not None and found.same_version and request.hardware.name in found.hardware:
+            measured.append(name)
+    variants = {name for name in measured for other in measured if name.startswith(f"{other}-")}
+    return [load_machine(hardware, name) for name in measured if name not in variants]

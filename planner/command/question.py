@@ -1,0 +1,104 @@
+"""A request from the options of the command line, for commands that ask several."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from planner.command import options as opt
+from planner.plans.plan import FFN
+from planner.plans.space import Filters
+from planner.request import Limits, Objective, Request
+from planner.specs.catalog import load_machine, load_model
+from planner.specs.dtypes import kv_dtype, weight_dtype
+from planner.specs.engine import ATTENTION
+from planner.specs.workload import Arrivals, Schedule, Workload
+from planner.units import MS, parse_bytes
+
+
+def request_of(
+    model: str,
+    hardware: str,
+    engine: str | None,
+    gpus: int,
+    workload: Workload,
+    objective: str,
+    limits: Limits,
+    filters: Filters,
+    price: float | None,
+    slice_: str | None,
+) -> Request:
+    """The request for one model on one machine.
+
+    Raises:
+        InputError: an unknown name or dtype, a file that cannot be used.
+    """
+    machine, software = load_machine(hardware, engine)
+    if workload.weights is not None:
+        weight_dtype(workload.weights)
+    if workload.kv_cache is not None:
+        kv_dtype(workload.kv_cache)
+    asked = cast(Objective, objective)
+    return Request(load_model(model), machine, software, gpus, workload, asked, limits, filters, price, slice_)
+
+
+def workload_of(
+    isl: int,
+    osl: int,
+    concurrency: int | None,
+    schedule: str | None,
+    weights: str | None,
+    kv_cache: str | None,
+    max_context: int | None,
+    arrivals: str | None,
+) -> Workload:
+    """The workload; its words are checked where the request is."""
+    return Workload(
+        isl, osl, concurrency, cast("Schedule | None", schedule), weights, kv_cache, max_context,
+        cast("Arrivals | None", arrivals),
+    )  # fmt: skip
+
+
+def limits_of(
+    ttft: float | None, tpot: float | None, latency: float | None, memory: str | None, fraction: float | None
+) -> Limits:
+    """Limits in seconds and bytes, from ms and a size.
+
+    Raises:
+        InputError: not above zero, or no size.
+    """
+    times = {"ttft": ttft, "tpot": tpot, "latency": latency}
+    kept = {name: opt.above_zero(value, f"--max-{name}") for name, value in times.items()}
+    return Limits(
+        **{name: value * MS for name, value in kept.items() if value is not None},
+        memory=None if memory is None else parse_bytes(memory),
+        memory_fraction=opt.above_zero(fraction, "--memory-fraction"),
+    )
+
+
+def filters_of(
+    tp: str | None,
+    pp: str | None,
+    dp: str | None,
+    ep: str | None,
+    cp: str | None,
+    attention: str | None,
+    prefill_attention: str | None,
+    ffn: str | None,
+    prefill_ffn: str | None,
+) -> Filters:
+    """Which plans to look at, from comma lists.
+
+    Raises:
+        InputError: something in a list that there is not.
+    """
+    return Filters(
+        opt.numbers(tp, "--tp"),
+        opt.numbers(pp, "--pp"),
+        opt.numbers(dp, "--dp"),
+        opt.numbers(ep, "--ep"),
+        opt.numbers(cp, "--cp"),
+        opt.choices(attention, "--attention", ATTENTION),
+        opt.choices(prefill_attention, "--prefill-attention", ATTENTION),
+        opt.choices(ffn, "--ffn", FFN),
+        opt.choices(prefill_ffn, "--prefill-ffn", FFN),
+    )
