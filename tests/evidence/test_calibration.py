@@ -149,9 +149,7 @@ def test_a_fit_that_is_worse_than_what_was_there_is_refused() -> None:
 
     refuse_worse([Fit("x", errors(0.02), errors(0.02), ()), Fit("x", (), errors(0.25), ())])
     refuse_worse([Fit("x", errors(0.02), errors(0.5), (), judged=False)])
-    with pytest.raises(
-        InputError, match=r"x: the best fit is off by 50% on average, more than 30%.*off: .*-50%"
-    ):
+    with pytest.raises(InputError, match=r"x: the best fit is off by 50% on average, more than 30%.*off: .*-50%"):
         refuse_worse([Fit("x", errors(0.6), errors(0.5), ())])
     with pytest.raises(InputError, match=r"x: the fit is off by 3\.0% on average, the constants there are by 2\.0%"):
         refuse_worse([Fit("x", errors(0.05), errors(0.01), ()), Fit("x", errors(0.02), errors(0.03), ())])
