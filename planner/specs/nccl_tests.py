@@ -236,7 +236,7 @@ def _run(block: _Block, path: str) -> CollectiveRun:
     run = CollectiveRun(path, op, hosts, tuple(line.row for line in block.lines), device, block.version)
     for line in block.lines:
         _check_bandwidth(run, line.row, float(line.busbw), block.unit)
-    for line in block.lines:
+    for line in sorted(block.lines, key=lambda each: -float(each.busbw)):  # the most digits first
         _check_ranks(run, line)
     _check_order(run)
     return run

@@ -161,7 +161,7 @@ BAD_RUNS: dict[str, tuple[str, str, str]] = {
     "empty": ("", "", "no results of nccl-tests"),
     "no ranks": (without_ranks(0), "line 4", "keep them"),
     "one rank": (without_ranks(1), "line 5", "a single rank sends nothing"),
-    "half of the ranks lost": (SOUND.replace(devices(8), devices(4)), "line 9", "is that of 8 ranks, but the lines"),
+    "half of the ranks lost": (SOUND.replace(devices(8), devices(4)), "line 10", "is that of 8 ranks, but the lines"),
     "first ranks lost": (
         SOUND.replace(devices(8), "".join(devices(8).splitlines(keepends=True)[4:])), "line 8",
         "4 `# Rank` lines before the results, but the run had at least 8 ranks",
