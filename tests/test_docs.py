@@ -103,7 +103,7 @@ def test_options_that_the_pages_name_exist() -> None:
     """Flags of `plan` in running text and shell blocks; other programs' flags stand in lines that name them."""
     helps = [
         run("--help").out,
-        *(run(command, "--help").out for command in ("estimate", "show", "memory", "validate", "calibrate")),
+        *(run(command, "--help").out for command in ("estimate", "sweep", "show", "memory", "validate", "calibrate")),
     ]
     offered = set(re.findall(r"--[a-z][\w-]*", "".join(helps)))
     for page in PAGES:

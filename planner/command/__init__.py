@@ -16,6 +16,7 @@ from typing import NoReturn
 COMMANDS = {
     "rank": "every plan for these chips, ranked for a goal (the default)",
     "estimate": "price one given plan, or every row of a file",
+    "sweep": "a ranking for every combination of models, chips, lengths and loads",
     "memory": "what each chip holds, and how much context and concurrency fit",
     "validate": "the model against published measurements",
     "calibrate": "fit the constants to measurements of your own cluster",

@@ -48,6 +48,7 @@ def test_help_of_plan_names_every_command_and_the_exit_statuses() -> None:
 
 def test_every_command_word_runs() -> None:
     words = {"rank": ("-m", "llama3-8b"), "estimate": ("-m", "llama3-8b"), "show": ("h100",)}
+    words |= {"sweep": ("-m", "llama3-8b", "--gpus", "1,2")}
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
