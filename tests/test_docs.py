@@ -101,10 +101,8 @@ def test_python_examples_run(place: str, code: str) -> None:
 
 def test_options_that_the_pages_name_exist() -> None:
     """Flags of `plan` in running text and shell blocks; other programs' flags stand in lines that name them."""
-    helps = [
-        run("--help").out,
-        *(run(command, "--help").out for command in ("estimate", "sweep", "show", "memory", "validate", "calibrate")),
-    ]
+    commands = ("estimate", "sweep", "show", "memory", "validate", "calibrate", "completion")
+    helps = [run("--help").out, *(run(command, "--help").out for command in commands)]
     offered = set(re.findall(r"--[a-z][\w-]*", "".join(helps)))
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():

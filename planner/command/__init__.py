@@ -6,12 +6,13 @@ word belong to `rank`, so that options before a command word are never dropped s
 
 from __future__ import annotations
 
+import errno
 import gc
-import os
+import io
 import sys
 import traceback
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 COMMANDS = {
     "rank": "every plan for these chips, ranked for a goal (the default)",
@@ -24,23 +25,28 @@ COMMANDS = {
     "hardware": "the hardware in the catalogue",
     "engines": "the engines in the catalogue",
     "show": "one model, hardware or engine in full, with its sources",
+    "completion": "a script that completes words and names in your shell",
 }
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 done, 1 a fault of our own, 2 bad input, 3 no plan satisfies it."""
     gc.disable()  # a run is short and its data small; collecting while importing costs more than it frees
+    for name in ("stdout", "stderr"):  # closed by whoever started us: what is written goes nowhere
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.StringIO())
     words = list(sys.argv[1:] if arguments is None else arguments)
     status = _run(words)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # what is left in the buffer must not be tried again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        status = _unwritten(error) or status
     sys.exit(status)
 
 
 def _run(words: list[str]) -> int:
     from planner.errors import PlannerError  # noqa: PLC0415 (imports are part of what may be slow)
+    from planner.report.stderr import say  # noqa: PLC0415
 
     debug = "--debug" in words
     try:
@@ -49,18 +55,33 @@ def _run(words: list[str]) -> int:
     except PlannerError as error:
         if debug:
             traceback.print_exc()
-        print(f"plan: {error}", file=sys.stderr)
+        say(str(error))
         return error.exit_status
-    except BrokenPipeError:
-        return 0  # whoever read the output has read enough
     except KeyboardInterrupt:
-        print("plan: interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT:
+            return _unwritten(error)
         if debug:
             traceback.print_exc()
-        print(f"plan: internal error, {type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        say(f"internal error, {type(error).__name__}: {error}; --debug shows where")
         return 1
+
+
+_OUTPUT = frozenset((errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+"""Why a stream takes nothing more; files say their name."""
+
+
+def _unwritten(error: OSError) -> int:
+    """The exit status where stdout takes nothing more: 0 where whoever read it has read enough."""
+    from planner.report.stderr import say, silence  # noqa: PLC0415
+
+    silence(sys.stdout)
+    if error.errno == errno.EPIPE:
+        return 0
+    say(f"stdout cannot be written: {(error.strerror or str(error)).lower()}")
+    return 2
 
 
 def _command(words: list[str]) -> tuple[str, list[str]]:
@@ -100,18 +121,32 @@ def _usage(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _call(name: str, words: list[str]) -> int:
-    import typer  # noqa: PLC0415
+def program(name: str) -> str:
+    """What is typed to run a command."""
+    return "plan" if name == "rank" else f"plan {name}"
 
-    from planner.errors import InputError  # noqa: PLC0415
+
+def command_of(name: str) -> Any:
+    """A command of COMMANDS as click has it: its parameters, its help, `main`."""
+    import typer  # noqa: PLC0415
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     import_module(f"planner.command.{name}").register(app)
-    command = typer.main.get_command(app)
+    return typer.main.get_command(app)
+
+
+def _call(name: str, words: list[str]) -> int:
+    from planner.errors import InputError  # noqa: PLC0415
+
+    command = command_of(name)
+    if "--help" in words:
+        from planner.command.examples import with_examples  # noqa: PLC0415 (who asks for help is not in a hurry)
+
+        command.epilog = with_examples(name, command.epilog)
     try:
-        status = command.main(words, prog_name="plan" if name == "rank" else f"plan {name}", standalone_mode=False)
+        status = command.main(words, prog_name=program(name), standalone_mode=False)
     except SystemExit:
-        return 0  # only where whoever read the output has read enough
+        return 0  # click's own end where whoever read the output has read enough
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

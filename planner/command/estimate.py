@@ -91,10 +91,7 @@ def run(
     debug: opt.Debug = False,
     version: opt.Version = False,
 ) -> None:
-    """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses.
-
-    Example: plan estimate --model llama3-70b --plan TP8 --concurrency 64
-    """
+    """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses."""
     opt.check_targets(csv, json)
     given: dict[str, Any] = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,

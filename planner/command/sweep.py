@@ -117,10 +117,7 @@ def run(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Rank anew for every combination of some models, chips, lengths, loads, dtypes and goals.
-
-    Example: plan sweep --model llama3-8b,llama3-70b --gpus 8,16,32 --objective throughput --csv sweep.csv
-    """
+    """Rank anew for every combination of some models, chips, lengths, loads, dtypes and goals."""
     opt.check_targets(csv, json)
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from planner.report.figures import plural
+from planner.report.stderr import say
 
 EVERY = 10.0
 """Seconds between two lines where there is no terminal."""
@@ -56,7 +57,7 @@ class Progress:
                 self._bar.refresh()
         elif not self.quiet and now - self._said >= EVERY:
             self._said = now
-            print(f"plan: {self.line(now)}", file=sys.stderr, flush=True)
+            say(self.line(now))
 
     def line(self, now: float) -> str:
         """`120 of 400 points, 3 without a plan, about 25 s left`."""

@@ -19,6 +19,10 @@ CONTRACT = {
         "rank",
         "estimate",
     ),
+    "--model -m --hardware -H --engine --gpus --chips --isl --osl --concurrency --schedule --weights --kv-cache "
+    "--max-context --arrivals --objective --price --memory-limit --memory-fraction --tp --pp --dp --ep --cp "
+    "--attention --prefill-attention --ffn --prefill-ffn --max-ttft --max-tpot --max-latency --csv --json --no-header "
+    "--quiet --debug --top --jobs": ("sweep",),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
@@ -27,7 +31,7 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("name", ["rank", "estimate", "calibrate", "models", "hardware", "engines", "show"])
+@pytest.mark.parametrize("name", ["rank", "estimate", "sweep", "calibrate", "models", "hardware", "engines", "show"])
 def test_every_command_has_its_own_help_with_the_options_of_the_contract(name: str) -> None:
     done = run(name, "--help")
     assert (done.status, done.err) == (0, "")
@@ -48,7 +52,7 @@ def test_help_of_plan_names_every_command_and_the_exit_statuses() -> None:
 
 def test_every_command_word_runs() -> None:
     words = {"rank": ("-m", "llama3-8b"), "estimate": ("-m", "llama3-8b"), "show": ("h100",)}
-    words |= {"sweep": ("-m", "llama3-8b", "--gpus", "1,2")}
+    words |= {"sweep": ("-m", "llama3-8b", "--gpus", "1,2"), "completion": ("bash",)}
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
