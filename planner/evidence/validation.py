@@ -55,7 +55,7 @@ def _serving() -> Errors:
     chip = next(iter(fitted_on)).split()[2]
     elsewhere = [run for run in runs if run.hardware != chip]
     carried = [
-        each._replace(check=f"TPOT, constants of {chip} alone", part="unseen", peer=None)
+        each._replace(check=f"TPOT with {chip} constants", part="unseen", peer=None)
         for each in serving.comparisons(elsewhere, machine=lay(constants))
         if each.check == "TPOT"
     ]
