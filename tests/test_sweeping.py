@@ -59,7 +59,7 @@ def test_words_keep_their_order_and_count_once() -> None:
     assert words("b, a,b", "--model") == ("b", "a")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=3, unique=True),
     st.lists(st.integers(1, 4000), min_size=1, max_size=3, unique=True),
@@ -115,7 +115,7 @@ def test_what_is_wrong_whatever_the_plans_is_said_before_anything_is_ranked(
         a_sweep(**axes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_rows_that_were_cut_anywhere_are_continued_at_the_first_point_that_may_lack_some(data: st.DataObject) -> None:
     top = data.draw(st.integers(0, 3))

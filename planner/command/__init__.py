@@ -151,4 +151,6 @@ def _call(name: str, words: list[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         raise InputError(_usage(error.format_message())) from error  # typer may bring a click of its own: no class
+    if status == 130:  # typer makes a number of an interrupt
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
