@@ -28,6 +28,10 @@ from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, Sweep, fini
 from planner.units import MS, parse_bytes
 
 Row = dict[str, Any]
+MOST_ROWS = 100
+"""Rows of a table where a file has all of them."""
+MOST_FAILURES = 3
+"""Points without a plan of which the reason is shown."""
 _AHEAD = 4  # points per worker that wait, so that none is idle and few are lost at the end
 
 Models = Annotated[str, typer.Option("--model", "-m", metavar="NAME|FILE,...", help="Models.")]
@@ -155,7 +159,8 @@ def run(
     )
     tabular.check_writable(json)
     as_table = not opt.is_piped(csv, json) and not quiet
-    rows = _Rows(sweep, csv, not no_header, keep=as_table or json is not None)
+    all_of_them = json is not None or (as_table and csv is None)
+    rows = _Rows(sweep, csv, not no_header, keep=None if all_of_them else MOST_ROWS if as_table else 0)
     try:
         _fill(rows, jobs, quiet, bar=csv != tabular.STDOUT or not sys.stdout.isatty())
     except KeyboardInterrupt:
@@ -164,10 +169,11 @@ def run(
         rows.close()
     tabular.write([(json, lambda: tabular.json_text(rows.kept))])
     if as_table:
-        from planner.report.sweep import print_sweep  # noqa: PLC0415 (needed for tables only)
+        from planner.report.sweep import Counts, print_sweep  # noqa: PLC0415 (needed for tables only)
 
         varying = [name for name in AXES if len(sweep.axes[name]) > 1]
-        print_sweep(rows.kept, len(sweep), varying, csv or json)
+        shown = rows.kept if csv is None and json is None else rows.kept[:MOST_ROWS]
+        print_sweep(shown, rows.failures, Counts(len(sweep), rows.count, rows.failed), varying, csv or json)
         sys.stdout.flush()  # before the sentence on stderr
     if rows.failed == len(sweep):
         raise NoPlanError(f"none of {plural(len(sweep), 'point')} has a plan; the first: {rows.error}")
@@ -206,14 +212,20 @@ def _typed(value: Any) -> str:
 
 
 class _Rows:
-    """Where the rows of a sweep go, and how many of its points are done and have failed."""
+    """Where the rows of a sweep go, and how many of its points are done and have failed.
 
-    def __init__(self, sweep: Sweep, csv: str | None, head: bool, keep: bool) -> None:
+    Args:
+        sweep: whose rows they are.
+        csv: where they go, as they come.
+        head: whether a header goes in front.
+        keep: how many of them are kept here, for a table or JSON; none = all.
+    """
+
+    def __init__(self, sweep: Sweep, csv: str | None, head: bool, keep: int | None) -> None:
         self.sweep, self.keep = sweep, keep
-        self.done = self.failed = 0
-        self.error: str | None = None
-        """The first."""
+        self.done = self.count = self.failed = 0
         self.kept: list[Row] = []
+        self.failures: list[Row] = []
         self.file: tabular.GrowingFile | None = None
         self.stdout = csv == tabular.STDOUT
         if csv is not None and not self.stdout:
@@ -236,18 +248,29 @@ class _Rows:
                 "give another file, or remove this one"
             ) from None
         for row in file.rows[:used]:
-            self._note(row[error] or None)
-            if self.keep:
-                self.kept.append(
-                    {name: tabular.value(name, text) for name, text in zip(COLUMNS_OF_SWEEP, row, strict=True)}
-                )
+            if row[error] or self._is_kept():
+                self._note({name: tabular.value(name, text) for name, text in zip(COLUMNS_OF_SWEEP, row, strict=True)})
+            else:
+                self.count += 1
         file.rows.clear()
         file.start(used)
 
-    def _note(self, error: str | None) -> None:
-        if error is not None:
+    def _is_kept(self) -> bool:
+        return self.keep is None or len(self.kept) < self.keep
+
+    def _note(self, row: Row) -> None:
+        self.count += 1
+        if self._is_kept():
+            self.kept.append(row)
+        if row["error"] is not None:
             self.failed += 1
-            self.error = self.error or error
+            if len(self.failures) < MOST_FAILURES:
+                self.failures.append(row)
+
+    @property
+    def error(self) -> str:
+        """The first."""
+        return str(self.failures[0]["error"])
 
     def add(self, rows: list[Row]) -> None:
         """The rows of the next point: at once where others can read them."""
@@ -258,10 +281,9 @@ class _Rows:
                 tabular.csv_text(None, [[tabular.cell(row[name]) for name in COLUMNS_OF_SWEEP] for row in rows])
             )
             sys.stdout.flush()
-        if self.keep:
-            self.kept += rows
         self.done += 1
-        self._note(rows[0]["error"])
+        for row in rows:
+            self._note(row)
 
     def hint(self) -> str:
         """What to do after an interruption."""

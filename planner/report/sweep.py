@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.report.figures import plural, short
 from planner.report.table import COLOURS, Column, Row, lay_out, paragraphs, show, width
 
-MOST_ROWS = 100
-"""Rows of a table where a file has all of them."""
-_REASONS = 3
 _HEADINGS = {"concurrency": "load", "kv_cache": "KV", "objective": "for"}
 _NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency"))
 
@@ -42,32 +39,43 @@ def _text(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def print_sweep(rows: Sequence[Row], points: int, varying: Sequence[str], file: str | None) -> None:
+class Counts(NamedTuple):
+    """How much a sweep has of what; its table has less where a file has all."""
+
+    points: int
+    rows: int
+    failed: int
+
+
+def print_sweep(
+    rows: Sequence[Row], failures: Sequence[Row], counts: Counts, varying: Sequence[str], file: str | None
+) -> None:
     """The rows of a sweep and a caption.
 
     Args:
-        rows: with the keys of COLUMNS_OF_SWEEP.
-        points: how many there are.
+        rows: with the keys of COLUMNS_OF_SWEEP: all, or the first of them where a file has all.
+        failures: the first points without a plan.
+        counts: of the whole sweep.
         varying: the axes of several values.
-        file: where all rows are, if there is such a place; a long table is then cut.
+        file: where all rows are, if there is such a place.
     """
-    shown = rows if file is None else rows[:MOST_ROWS]
-    lines = lay_out(_columns(shown, varying), shown, width())
-    show(lines, ["bold underline", *(COLOURS.get(row["bottleneck"] or "", "") for row in shown)])
-    texts = [] if len(shown) == len(rows) else [f"... {plural(len(rows) - len(shown), 'more row')} in {file}."]
+    lines = lay_out(_columns(rows, varying), rows, width())
+    show(lines, ["bold underline", *(COLOURS.get(row["bottleneck"] or "", "") for row in rows)])
+    texts = [] if len(rows) == counts.rows else [f"... {plural(counts.rows - len(rows), 'more row')} in {file}."]
     first = rows[0]
     fixed = [
         f"{_HEADINGS.get(name, name)} {first[name]}"
         for name in ("model", "hardware", "engine", "gpus", "isl", "osl", "objective")
         if name not in varying
     ]
-    texts.append(f"{plural(points, 'point')}, each ranked on its own: {', '.join(fixed) or 'everything varies'}.")
-    failed = [row for row in rows if row["error"]]
-    if failed:
-        texts.append(f"No plan at {len(failed)} of them:")
-        texts += [f"{_where(row, varying)}: {row['error'].rstrip('.')}." for row in failed[:_REASONS]]
-        if len(failed) > _REASONS:
-            texts.append(f"... {len(failed) - _REASONS} more: see `error`.")
+    texts.append(
+        f"{plural(counts.points, 'point')}, each ranked on its own: {', '.join(fixed) or 'everything varies'}."
+    )
+    if counts.failed:
+        texts.append(f"No plan at {counts.failed} of them:")
+        texts += [f"{_where(row, varying)}: {row['error'].rstrip('.')}." for row in failures]
+        if counts.failed > len(failures):
+            texts.append(f"... {counts.failed - len(failures)} more: see `error`.")
     show(paragraphs(texts))
 
 

@@ -115,7 +115,7 @@ def _prepare(path: Path, text: str, pending: list[tuple[Path, Path]]) -> None:
     """Adds (a file beside `path` with the text, what it replaces); a link is followed, a device written at once."""
     import tempfile  # noqa: PLC0415
 
-    path = path.resolve()
+    path = _real(path)
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "is a directory")
@@ -142,7 +142,7 @@ def check_writable(target: str | None) -> None:
     """
     if target is None or target == STDOUT:
         return
-    path = Path(target).resolve()
+    path = _real(Path(target))
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "is a directory")
@@ -171,7 +171,7 @@ class GrowingFile:
     """
 
     def __init__(self, target: str, header: Sequence[str], head: bool) -> None:
-        self.path = Path(target).resolve()
+        self.path = _real(Path(target))
         self.header = header
         self.rows: list[list[str]] = []
         """Rows that the file had when it was opened."""
@@ -289,6 +289,11 @@ def value(name: str, text: str) -> Any:
     if name in TEXTS or name not in COLUMNS:
         return text
     return text == "true" if text in ("true", "false") else float(text)
+
+
+def _real(path: Path) -> Path:
+    """Where a link leads; that of a pipe, as `>(gzip)` in a shell, leads to no path."""
+    return path if path.exists() and not path.is_file() and not path.is_dir() else path.resolve()
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:

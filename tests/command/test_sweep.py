@@ -283,3 +283,29 @@ def test_rows_come_as_they_are_found_and_a_reader_may_stop(tmp_path: Path) -> No
     process.stdout.close()  # as `| head -2` does
     assert process.stderr.read() == ""
     assert process.wait(timeout=20) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no names for open files")
+@pytest.mark.parametrize("words", [SMALL, ("-m", "llama3-8b")])
+def test_a_pipe_of_the_shell_is_a_file_to_write_to(words: tuple[str, ...]) -> None:
+    """`--csv >(gzip > a.gz)` names one that no path leads to."""
+    reading, writing = os.pipe()
+    try:
+        assert run(*words, "--csv", f"/dev/fd/{writing}", "--quiet").status == 0
+        assert os.read(reading, 65536).startswith(b"rank,plan,model")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_long_table_is_cut_where_a_file_has_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner.command import sweep  # noqa: PLC0415 (the package imports it when the command runs)
+
+    monkeypatch.setattr(sweep, "MOST_ROWS", 2)
+    whole_table = run(*SMALL).out.splitlines()
+    for _ in range(2):  # written, and then read back
+        lines = run(*SMALL, "--csv", tmp_path / "sweep.csv").out.splitlines()
+        assert lines[1].split() == whole_table[1].split()
+        assert "... 4 more rows in" in " ".join(lines[3:5])
+        assert "No plan at 1 of them" in "\n".join(lines)
+    assert not any("more row" in line for line in whole_table)
