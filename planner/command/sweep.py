@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Annotated, Any, cast
 
 import typer
@@ -28,6 +29,7 @@ from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, Sweep, fini
 from planner.units import MS, parse_bytes
 
 Row = dict[str, Any]
+_PATIENCE = 0.1  # seconds until an interrupt is looked for while a point is ranked
 MOST_ROWS = 100
 """Rows of a table where a file has all of them."""
 MOST_FAILURES = 3
@@ -302,8 +304,8 @@ def _fill(rows: _Rows, jobs: int, quiet: bool, bar: bool) -> None:
     left = range(rows.done, len(rows.sweep))
     gc.enable()  # a sweep may run for hours
     jobs = min(jobs, len(left))
-    found = _several(rows.sweep, left, jobs) if jobs > 1 else map(rows.sweep.rows, left)
-    with Progress("point", len(rows.sweep), rows.done, quiet, bar) as progress:
+    found = _several(rows.sweep, left, jobs) if jobs > 1 else (rows.sweep.rows(index) for index in left)
+    with closing(found), Progress("point", len(rows.sweep), rows.done, quiet, bar) as progress:
         for each in found:
             rows.add(each)
             progress.advance(each[0]["error"] is not None)
@@ -312,10 +314,24 @@ def _fill(rows: _Rows, jobs: int, quiet: bool, bar: bool) -> None:
 _SWEEP: Sweep  # of a worker process
 
 
-def _several(sweep: Sweep, left: Sequence[int], jobs: int) -> Iterator[list[Row]]:
-    """The rows of points, ranked by several processes, in the order of the points."""
+def _several(sweep: Sweep, left: Sequence[int], jobs: int) -> Generator[list[Row], None, None]:
+    """The rows of points, ranked by several processes, in the order of the points.
+
+    An interrupt is noted and raised between two points: raised anywhere, it may hit the pool while that is locked.
+    """
     from concurrent.futures import Future, ProcessPoolExecutor  # noqa: PLC0415
     from concurrent.futures.process import BrokenProcessPool  # noqa: PLC0415
+
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+
+    def result(future: Future[list[Row]]) -> list[Row]:
+        while not interrupted.is_set():
+            try:
+                return future.result(timeout=_PATIENCE)
+            except TimeoutError:
+                continue
+        raise KeyboardInterrupt
 
     # a copy of this process has all files read; elsewhere than on Linux that is not safe
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
@@ -325,9 +341,9 @@ def _several(sweep: Sweep, left: Sequence[int], jobs: int) -> Iterator[list[Row]
         for index in left:
             waiting.append(pool.submit(_rank, index))
             if len(waiting) > _AHEAD * jobs:
-                yield waiting.popleft().result()
+                yield result(waiting.popleft())
         while waiting:
-            yield waiting.popleft().result()
+            yield result(waiting.popleft())
     except BrokenProcessPool:
         raise PlannerError(
             "a process that ranks points was ended from outside (out of memory?); the rows so far are whole: "
@@ -335,6 +351,7 @@ def _several(sweep: Sweep, left: Sequence[int], jobs: int) -> Iterator[list[Row]
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        signal.signal(signal.SIGINT, before)
 
 
 def _begin(sweep: Sweep) -> None:
