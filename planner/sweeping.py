@@ -30,7 +30,7 @@ AXES: dict[str, Any] = {
 NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency"))
 ASKED = "asked"
 COLUMNS_OF_SWEEP = (*COLUMNS, ASKED)
-"""The result columns, and behind them the command that gives the whole ranking of a row's point."""
+"""The result columns, and behind them the command that gives a row's point alone."""
 MOST_POINTS = 1_000_000
 _RANGE = re.compile(r"(?P<first>[0-9]{1,12}):(?P<last>[0-9]{1,12}):(?P<times>x?)(?P<step>[0-9]{1,12})")
 _NUMBER = re.compile(r"[0-9]{1,12}")

@@ -74,7 +74,7 @@ WholeJson = Annotated[
 ]
 EPILOG = (
     "Lists are joined by commas; whole numbers may be ranges: 8:64:8 adds, 1:256:x2 multiplies. Rows are those of "
-    "`plan`, and in the column `asked` the command that gives the whole ranking of a row's point. A point without a "
+    "`plan`, and in the column `asked` the command that gives a row's point alone. A point without a "
     "plan has `error`; exit status 3 only if all have. After an interruption (130) the same command continues FILE."
 )
 
