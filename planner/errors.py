@@ -3,8 +3,9 @@
     PlannerError              something a person can act on
     ├── InputError            2: what was given cannot be used
     │   └── SpecError         2: a file (which one, which key, what was expected)
-    └── NoPlanError           3: what was asked is well-formed, but no plan satisfies it
-        └── NoneLeftError     3: of all plans that were looked at (in `ranking`: it has each with its reason)
+    ├── NoPlanError           3: what was asked is well-formed, but no plan satisfies it
+    │   └── NoneLeftError     3: of all plans that were looked at (in `ranking`: it has each with its reason)
+    └── StoppedError        130: the user stopped a long run, which can be continued
 
 Anything else that escapes is a fault of our own and exits with 1.
 """
@@ -44,3 +45,9 @@ class NoPlanError(PlannerError):
     """No plan satisfies the request: which limit, the numbers, and the smallest change that would do."""
 
     exit_status = 3
+
+
+class StoppedError(PlannerError):
+    """A long run was interrupted: how far it came, and how to go on."""
+
+    exit_status = 130

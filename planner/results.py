@@ -29,6 +29,12 @@ WHOLE = frozenset((
     "kv_capacity_tokens", "max_concurrency",
 ))  # fmt: skip
 """Columns of whole numbers."""
+TEXTS = frozenset((
+    "plan", "model", "hardware", "engine", "objective", "schedule", "weights", "kv_cache", "attention",
+    "prefill_attention", "ffn", "prefill_ffn", "bottleneck", "error", "flips_if", "engine_version", "extrapolates",
+    "assumed", "arrivals",
+))  # fmt: skip
+"""Columns of texts; `tie` is true or false, and all others are figures."""
 
 Column = NDArray[Any]
 

@@ -50,7 +50,7 @@ def examples() -> list[Example]:
     return found
 
 
-HELPS = ("estimate", "explain", "compare", "show", "memory", "launch", "validate", "calibrate")
+HELPS = ("estimate", "sweep", "explain", "compare", "show", "memory", "launch", "validate", "calibrate", "completion")
 EXAMPLES = [example for example in examples() if example.command.startswith("plan ")]
 
 
@@ -104,10 +104,7 @@ def test_python_examples_run(place: str, code: str) -> None:
 
 def test_options_that_the_pages_name_exist() -> None:
     """Flags of `plan` in running text and shell blocks; other programs' flags stand in lines that name them."""
-    helps = [
-        run("--help").out,
-        *(run(command, "--help").out for command in HELPS),
-    ]
+    helps = [run("--help").out, *(run(command, "--help").out for command in HELPS)]
     offered = set(re.findall(r"--[a-z][\w-]*", "".join(helps)))
     for engine in catalog.names(catalog.ENGINES):  # what launch lines have
         offered |= set(launch.flags if (launch := catalog.load_engine(engine).launch) else ())

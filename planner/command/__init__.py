@@ -6,19 +6,20 @@ word belong to `rank`, so that options before a command word are never dropped s
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
-import os
 import sys
 import traceback
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 COMMANDS = {
     "rank": "every plan for these chips, ranked for a goal (the default)",
     "explain": "where the time and memory of a plan go, what would help, what the next one does",
     "compare": "plans, hardware, engines or models side by side, and where their order flips",
     "estimate": "price one given plan, or every row of a file",
+    "sweep": "a ranking for every combination of models, chips, lengths and loads",
     "memory": "what each chip holds, and how much context and concurrency fit",
     "launch": "the lines that start a plan",
     "validate": "the model against published measurements",
@@ -27,29 +28,28 @@ COMMANDS = {
     "hardware": "the hardware in the catalogue",
     "engines": "the engines in the catalogue",
     "show": "one model, hardware or engine in full, with its sources",
+    "completion": "a script that completes words and names in your shell",
 }
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 done, 1 a fault of our own, 2 bad input, 3 no plan satisfies it."""
-    if sys.stdout is None:  # closed by whoever started this
-        sys.stdout = io.StringIO()
     gc.disable()  # a run is short and its data small; collecting while importing costs more than it frees
+    for name in ("stdout", "stderr"):  # closed by whoever started us: what is written goes nowhere
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.StringIO())
     words = list(sys.argv[1:] if arguments is None else arguments)
     status = _run(words)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # what is left in the buffer must not be tried again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError) as error:  # a full disk behind it, or nothing at all
-        print(f"plan: the output cannot be written: {error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        status = status or 2
+    except OSError as error:
+        status = _unwritten(error) or status
     sys.exit(status)
 
 
 def _run(words: list[str]) -> int:
     from planner.errors import PlannerError  # noqa: PLC0415 (imports are part of what may be slow)
+    from planner.report.stderr import say  # noqa: PLC0415
 
     debug = "--debug" in words
     try:
@@ -58,23 +58,33 @@ def _run(words: list[str]) -> int:
     except PlannerError as error:
         if debug:
             traceback.print_exc()
-        print(f"plan: {error}", file=sys.stderr)
+        say(str(error))
         return error.exit_status
-    except BrokenPipeError:
-        return 0  # whoever read the output has read enough
-    except OSError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"plan: the output cannot be written: {error.strerror or error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
-        print("plan: interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT:
+            return _unwritten(error)
         if debug:
             traceback.print_exc()
-        print(f"plan: internal error, {type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        say(f"internal error, {type(error).__name__}: {error}; --debug shows where")
         return 1
+
+
+_OUTPUT = frozenset((errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+"""Why a stream takes nothing more; files say their name."""
+
+
+def _unwritten(error: OSError) -> int:
+    """The exit status where stdout takes nothing more: 0 where whoever read it has read enough."""
+    from planner.report.stderr import say, silence  # noqa: PLC0415
+
+    silence(sys.stdout)
+    if error.errno == errno.EPIPE:
+        return 0
+    say(f"stdout cannot be written: {(error.strerror or str(error)).lower()}")
+    return 2
 
 
 def _command(words: list[str]) -> tuple[str, list[str]]:
@@ -114,20 +124,36 @@ def _usage(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _call(name: str, words: list[str]) -> int:
-    import typer  # noqa: PLC0415
+def program(name: str) -> str:
+    """What is typed to run a command."""
+    return "plan" if name == "rank" else f"plan {name}"
 
-    from planner.errors import InputError  # noqa: PLC0415
+
+def command_of(name: str) -> Any:
+    """A command of COMMANDS as click has it: its parameters, its help, `main`."""
+    import typer  # noqa: PLC0415
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     import_module(f"planner.command.{name}").register(app)
-    command = typer.main.get_command(app)
+    return typer.main.get_command(app)
+
+
+def _call(name: str, words: list[str]) -> int:
+    from planner.errors import InputError  # noqa: PLC0415
+
+    command = command_of(name)
+    if "--help" in words:
+        from planner.command.examples import with_examples  # noqa: PLC0415 (who asks for help is not in a hurry)
+
+        command.epilog = with_examples(name, command.epilog)
     try:
-        status = command.main(words, prog_name="plan" if name == "rank" else f"plan {name}", standalone_mode=False)
+        status = command.main(words, prog_name=program(name), standalone_mode=False)
     except SystemExit:
-        return 0  # only where whoever read the output has read enough
+        return 0  # click's own end where whoever read the output has read enough
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
         raise InputError(_usage(error.format_message())) from error  # typer may bring a click of its own: no class
+    if status == 130:  # typer makes a number of an interrupt
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0

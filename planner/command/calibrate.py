@@ -97,10 +97,7 @@ def run(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Fit kernels, collectives and host time to measurements of your own, and write files that plans can use.
-
-    Example: plan calibrate -H h100 --nccl all_reduce.txt --gemm gemm.csv --output mine.yaml
-    """
+    """Fit kernels, collectives and host time to measurements of your own, and write files that plans can use."""
     opt.check_targets(csv, json, ("--output", output), ("--engine-output", engine_output))
     sorted_files = _by_kind(files or [], {"nccl": nccl or [], "gemm": gemm or [], "serving": serving or []})
     _check_outputs(output, engine_output, force, sorted_files)

@@ -92,10 +92,7 @@ def run(
     debug: opt.Debug = False,
     version: opt.Version = False,
 ) -> None:
-    """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses.
-
-    Example: plan estimate --model llama3-70b --plan TP8 --concurrency 64
-    """
+    """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses."""
     opt.check_targets(csv, json)
     outputs = (("--csv", csv), ("--json", json))
     opt.check_apart(

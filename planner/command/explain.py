@@ -70,10 +70,7 @@ def run(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Where the time and the memory of a plan go, by operation; the one change that would help most; the runner-up.
-
-    Example: plan explain --model llama3-70b --gpus 8 --plan TP4xDP2 --concurrency 64
-    """
+    """Where the time and the memory of a plan go, by operation; the one change that would help most; the runner-up."""
     opt.check_targets(csv, json)
     only = None if plan is None else Plan.parse(plan)
     request = request_of(

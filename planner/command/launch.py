@@ -75,8 +75,6 @@ def run(
     """The lines that start a plan: one a server and node, with its chips and limits.
 
     What is printed is a shell script. Flags are those of the engine's documentation (`plan show vllm`).
-
-    Example: plan launch --model llama3-70b --plan TP8xPP2
     """
     opt.check_targets(csv, json)
     if force and output is None:

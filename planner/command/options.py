@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 
 from planner.errors import InputError
 from planner.report import tabular
+from planner.report.stderr import say
 
 Model = Annotated[
     str,
@@ -229,4 +229,4 @@ def is_piped(csv: str | None, json: str | None) -> bool:
 def warn(text: str, quiet: bool = False) -> None:
     """A warning on stderr."""
     if not quiet:
-        print(f"plan: {text}", file=sys.stderr)
+        say(text)

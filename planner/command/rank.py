@@ -75,10 +75,7 @@ def run(
     debug: opt.Debug = False,
     version: opt.Version = False,
 ) -> None:
-    """Rank every way to split a model over these chips.
-
-    Example: plan --model llama3-70b --gpus 16 --objective latency
-    """
+    """Rank every way to split a model over these chips."""
     opt.check_targets(csv, json)
     request = request_of(
         model,

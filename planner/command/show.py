@@ -32,10 +32,7 @@ def run(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Show a model, hardware or engine as it was understood: every figure with its source.
-
-    Example: plan show h100
-    """
+    """Show a model, hardware or engine as it was understood: every figure with its source."""
     opt.check_targets(csv, json)
     if yaml and (csv or json):
         raise InputError("--yaml: stands alone, without --csv and --json")
@@ -52,4 +49,4 @@ def run(
         ]
     )
     if not opt.is_piped(csv, json) and not quiet:
-        print("\n".join(listing.outline(spec)))
+        listing.print_outline(spec)

@@ -19,6 +19,7 @@ _COLUMNS = (
 )  # fmt: skip
 _FIGURES = ("n", "bias", "mean", "median", "p90", "worst", "peer")
 _RIGHT = frozenset(_FIGURES)
+_KEEP = {"n": 5, "median": 4, "p90": 6, "worst": 3, "peer": 7}  # what a narrow terminal leaves out, lowest first
 
 
 def error_rows(
@@ -79,7 +80,7 @@ def print_errors(table: Errors, by: Sequence[str]) -> None:
         figures = [str(found.cases), _percent(found.bias, "+")]
         figures += [_percent(value) for value in (found.mean, found.median, found.p90, found.worst)]
         rows.append([*found.key, *figures, *(["" if peer is None else _percent(peer)] if peers else [])])
-    print_rows(header, rows, right=_RIGHT, keep={"worst": 1, "p90": 2, "peer": 3, "median": 4})
+    print_rows(header, rows, right=_RIGHT, keep=_KEEP)
     if peers:
         show(paragraphs([f"peer: mean error of {PEER} on the rows that it predicts."]))
 
@@ -101,7 +102,12 @@ def print_worst(table: Errors, count: int) -> None:
         ]
         for each in worst
     ]  # fmt: skip
-    print_rows(["error", "measured", "said", "unit", "what"], rows, right=frozenset({"error", "measured", "said"}))
+    print_rows(
+        ["error", "measured", "said", "unit", "what"],
+        rows,
+        right=frozenset({"error", "measured", "said"}),
+        keep={"measured": 7, "said": 6, "unit": 5},
+    )
 
 
 def _words(each: Comparison) -> str:
@@ -115,10 +121,11 @@ def print_starts(verdicts: Sequence[Verdict]) -> None:
     """What starts, what does not, and what is wrong or not decided."""
     decided = [each for each in verdicts if each.decidable]
     ran, stopped = [each for each in decided if each.ran], [each for each in decided if not each.ran]
-    print(
+    text = (
         f"Starts: {sum(each.right for each in ran)} of {len(ran)} that ran are not refused; "
         f"{sum(each.right for each in stopped)} of {len(stopped)} that failed are refused for their reason."
     )
+    show(paragraphs([text]))
     for each in decided:
         if not each.right:
             show(paragraphs([f"wrong: {each.case} {each.what}: {each.refusal or 'starts'}"]))
@@ -129,16 +136,22 @@ def print_starts(verdicts: Sequence[Verdict]) -> None:
 
 def print_ranking(choices: Sequence[Choices], tables: Order, said: Sequence[Report], unpriced: int) -> None:
     """What choosing by the planner costs, and what others reported of two plans."""
-    print("Choosing plan and load among serving runs under a limit on TPOT of 10, 20, 30, 50 ms:")
-    print("throughput lost, limits missed, nothing found; pairs of plans in the measured order")
+    show(
+        paragraphs(
+            [
+                "Choosing plan and load among serving runs under a limit on TPOT of 10, 20, 30, 50 ms: throughput "
+                "lost, limits missed, nothing found; pairs of plans in the measured order"
+            ]
+        )
+    )
     columns = [
         Column("of", lambda row: str(row["of"]), right=False),
-        Column("choices", lambda row: str(row["regret"].choices)),
+        Column("choices", lambda row: str(row["regret"].choices), keep=5),
         Column("lost", lambda row: f"{row['regret'].lost:.1%}"),
         Column("missed", lambda row: f"{row['regret'].missed:.1%}"),
-        Column("none", lambda row: str(row["regret"].none)),
-        Column("lost with none", lambda row: f"{row['regret'].lost_with_none:.1%}"),
-        Column("in order", lambda row: f"{row['order'].share:.1%} of {row['order'].pairs}"),
+        Column("none", lambda row: str(row["regret"].none), keep=3),
+        Column("lost with none", lambda row: f"{row['regret'].lost_with_none:.1%}", keep=4),
+        Column("in order", lambda row: f"{row['order'].share:.1%} of {row['order'].pairs}", keep=6),
     ]
     rows: list[dict[str, Any]] = []
     for each in choices:

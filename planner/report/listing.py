@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,6 +99,19 @@ def outline(value: Any, indent: int = 0) -> Iterator[str]:
             yield f"{pad}{key}: {', '.join(map(str, item))}"
         else:
             yield f"{pad}{key}: {str(item).lower() if isinstance(item, bool) else item}"
+
+
+def print_outline(spec: Any) -> None:
+    """The outline of a specification, wrapped to a terminal; not in a pipe, where lines are searched."""
+    from planner.report import table  # noqa: PLC0415 (lists need no table)
+
+    for line in outline(spec):
+        room, indent = table.width(), " " * (len(line) - len(line.lstrip()) + 4)
+        if len(line) > room and table.is_limited():
+            wrapped = textwrap.wrap(line.strip(), room - len(indent), break_on_hyphens=False, break_long_words=False)
+            print(textwrap.indent("\n".join(wrapped), indent).removeprefix(" " * 4))
+        else:
+            print(line)
 
 
 def nested(value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.report.figures import plural, short
-from planner.report.table import Column, lay_out, show, width
+from planner.report.table import Column, lay_out, paragraphs, show, width
 from planner.specs.hardware import Hardware
 from planner.startup import Start
 from planner.units import GIB
@@ -72,11 +72,12 @@ def print_one(start: Start, found: dict[str, Any]) -> None:
     chip, stage = found["chip_gib"], found["stage"]
     attention = f", attention DP{found['attention_dp']}" if found["attention_dp"] > 1 else ""
     where = "" if stage == "only" else f" of the {stage} stage"
-    print(
+    title = (
         f"{found['model']} {found['plan']}{attention} on {found['hardware']}, "
         f"{found['engine']} {found['engine_version']}, {found['weights']} weights, "
         f"{found['kv_cache']} KV: GiB per chip{where}"
     )
+    show(paragraphs([title]))
     print()
     rows = [{"what": what, "gib": found[name]} for name, what in _PARTS if found[name] >= 0.0005]
     if found["free_gib"] < 0:
@@ -153,4 +154,4 @@ def print_several(rows: Sequence[dict[str, Any]]) -> None:
     show(lay_out(columns, rows, width()), ["bold underline"])
     for found in rows:
         if found["error"]:
-            print(f"{found['plan']} does not start: {found['error']}.")
+            show(paragraphs([f"{found['plan']} does not start: {found['error']}."]))

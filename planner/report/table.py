@@ -6,11 +6,13 @@ its import costs as much time as planning.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from planner.plans.space import Refused
@@ -44,8 +46,13 @@ class Column(NamedTuple):
 
 
 def width() -> int:
-    """Columns to print: the terminal's up to WIDTH, WIDTH where there is no terminal."""
-    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
+    """Columns to print: the terminal's, or what COLUMNS says, up to WIDTH; WIDTH where there is neither."""
+    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) if is_limited() else WIDTH
+
+
+def is_limited() -> bool:
+    """Whether somebody said how wide a line may be: a terminal, or COLUMNS."""
+    return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
@@ -70,7 +77,11 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def lay_out(columns: Sequence[Column], rows: Sequence[Row], limit: int) -> list[str]:
-    """A heading and a line for each row, in at most `limit` columns where leaving out columns can do it."""
+    """A heading and a line for each row, in at most `limit` columns where that can be done.
+
+    Columns of a low `keep` are left out first; if that is not enough, texts are wrapped, the widest column first, and a
+    row is then several lines joined by line breaks.
+    """
     cells = {column.heading: [column.cell(row) for row in rows] for column in columns}
     widths = {heading: max([len(heading), *map(len, column)]) for heading, column in cells.items()}
     kept = list(columns)
@@ -79,6 +90,22 @@ def lay_out(columns: Sequence[Column], rows: Sequence[Row], limit: int) -> list[
     ):
         kept.remove(min(kept, key=lambda column: column.keep))
 
+    over = sum(widths[column.heading] + len(GAP) for column in kept) - len(GAP) - limit
+    for column in sorted((column for column in kept if not column.right), key=lambda each: -widths[each.heading]):
+        least = min(LEAST_ROOM // 2, widths[column.heading])
+        less = max(0, min(over, widths[column.heading] - least))
+        widths[column.heading] -= less
+        over -= less
+
+    def lines(texts: Sequence[str]) -> str:
+        wrapped = [
+            textwrap.wrap(text, widths[column.heading], break_on_hyphens=False)
+            if len(text) > widths[column.heading]
+            else [text]
+            for text, column in zip(texts, kept, strict=True)
+        ]
+        return "\n".join(map(line, zip_longest(*wrapped, fillvalue="")))
+
     def line(texts: Sequence[str]) -> str:
         padded = [
             text.rjust(widths[column.heading]) if column.right else text.ljust(widths[column.heading])
@@ -86,9 +113,10 @@ def lay_out(columns: Sequence[Column], rows: Sequence[Row], limit: int) -> list[
         ]
         return GAP.join(padded).rstrip()
 
-    lines = [line([column.heading for column in kept])]
-    lines += [line([cells[column.heading][index] for column in kept]) for index in range(len(rows))]
-    return lines
+    return [
+        lines([column.heading for column in kept]),
+        *(lines([cells[column.heading][index] for column in kept]) for index in range(len(rows))),
+    ]
 
 
 def results_lines(results: Results) -> tuple[list[str], list[str]]:
@@ -185,11 +213,12 @@ def print_rows(
     longest = max(len(word) for text in last for word in text.split() or [""])
     least = max(min(LEAST_ROOM, max(map(len, last))), min(longest, LONGEST_WORD))
     starts = lay_out(columns[:-1], records, width() - len(GAP) - least)
-    indent = max(map(len, starts)) + len(GAP)
+    indent = max(len(line) for start in starts for line in start.split("\n")) + len(GAP)
     lines = []
     for start, text in zip(starts, last, strict=True):
-        wrapped = textwrap.wrap(text, max(least, width() - indent), break_on_hyphens=False) or [""]
-        lines += [(start.ljust(indent) + wrapped[0]).rstrip(), *(" " * indent + more for more in wrapped[1:])]
+        wrapped = textwrap.wrap(text, max(least, width() - indent), break_on_hyphens=False)
+        pairs = zip_longest(start.split("\n"), wrapped, fillvalue="")
+        lines += [(before.ljust(indent) + after).rstrip() for before, after in pairs]
     show(lines, ["bold underline"])
 
 

@@ -1,4 +1,7 @@
-"""CSV and JSON: what scripts read. CSV: LF, six significant digits, empty = not applicable, true/false."""
+"""CSV and JSON: what scripts read. CSV: LF, six significant digits, empty = not applicable, true/false.
+
+The only module that writes files: whole (`write`), or row by row (`GrowingFile`), which is also why it reads one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.errors import InputError
-from planner.results import COLUMNS, WHOLE, Results, plain
+from planner.results import COLUMNS, TEXTS, WHOLE, Results, plain
 
 STDOUT = "-"
 
@@ -142,7 +145,7 @@ def _prepare(path: Path, text: str, pending: list[tuple[Path, Path]]) -> None:
     """Adds (a file beside `path` with the text, what it replaces); a link is followed, a device written at once."""
     import tempfile  # noqa: PLC0415
 
-    path = path.resolve()
+    path = _real(path)
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "is a directory")
@@ -159,6 +162,168 @@ def _prepare(path: Path, text: str, pending: list[tuple[Path, Path]]) -> None:
         os.chmod(name, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
     except OSError as error:
         raise _unwritable(path, error) from None
+
+
+def check_writable(target: str | None) -> None:
+    """Refuses a file that `write` could not write, before the work whose result goes there.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    if target is None or target == STDOUT:
+        return
+    path = _real(Path(target))
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "is a directory")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(2, "no such file or directory")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError(13, "permission denied")
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+class GrowingFile:
+    """A CSV file to which whole rows are added, at once on the disk; one that exists is continued.
+
+    Nothing is changed before `start`. A row is a line; a last line without its end, which an interrupted writer
+    leaves, does not count as a row.
+
+    Args:
+        target: the file. What is no regular file (a device, a pipe) is written from the start.
+        header: names of the columns.
+        head: whether the header is the first line.
+
+    Raises:
+        InputError: the file cannot be opened, is being written by somebody else, or holds something else than such
+            rows.
+    """
+
+    def __init__(self, target: str, header: Sequence[str], head: bool) -> None:
+        self.path = _real(Path(target))
+        self.header = header
+        self.rows: list[list[str]] = []
+        """Rows that the file had when it was opened."""
+        self._head = csv_text(header, []).encode() if head else b""
+        self._ends = [len(self._head)]  # where the header and each row end
+        check_writable(target)
+        try:
+            self._new = not self.path.exists()
+            regular = self._new or self.path.is_file()
+            self._file = self.path.open("a+b" if regular else "wb", buffering=0)
+            if regular:
+                self._lock()
+                self._file.seek(0)
+                self._read(self._file.read())
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        except InputError:
+            self.close()
+            raise
+
+    def _lock(self) -> None:
+        """Keeps a second writer out, where the system can; its rows would stand between ours."""
+        try:
+            import fcntl  # noqa: PLC0415
+        except ImportError:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._new = False  # somebody else's by now
+            raise InputError(
+                f"{self.path} is being written by another process; wait for it, or give another file"
+            ) from None
+        except OSError:  # a file system without locks
+            return
+
+    def _read(self, data: bytes) -> None:
+        import csv  # noqa: PLC0415
+
+        if not data.startswith(self._head):
+            if self._head.startswith(data):  # stopped within its first line
+                return
+            raise self._strange("its first line is not the header that is written here")
+        start = len(self._head)
+        while (end := data.find(b"\n", start) + 1) > 0:
+            try:
+                cells = next(csv.reader([data[start:end].decode("utf-8")], strict=True), [])
+            except (UnicodeDecodeError, csv.Error):
+                cells = []
+            number = len(self.rows) + 1
+            if cells == list(self.header):
+                raise self._strange(f"row {number} is a header")
+            if len(cells) != len(self.header):
+                raise self._strange(f"row {number} has {len(cells)} cells, not {len(self.header)}")
+            self.rows.append(cells)
+            self._ends.append(end)
+            start = end
+
+    def _strange(self, why: str) -> InputError:
+        return InputError(f"{self.path} exists and cannot be continued: {why}; give another file, or remove this one")
+
+    def start(self, keep: int) -> None:
+        """Cuts off what follows the first `keep` rows, and writes the header where there is none.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        try:
+            if self._file.seekable():
+                size = self._file.seek(0, os.SEEK_END)
+                wanted = self._ends[keep] if size >= len(self._head) else 0
+                if size > wanted:
+                    self._file.truncate(wanted)
+                self._size = wanted
+            else:
+                self._size = 0
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        if not self._size:
+            self._write(self._head)
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Adds rows, all of them or none.
+
+        Raises:
+            InputError: they cannot be written.
+        """
+        self._write(csv_text(None, [[cell(row[name]) for name in self.header] for row in rows]).encode())
+
+    def _write(self, data: bytes) -> None:
+        try:
+            left = data
+            while left:
+                left = left[self._file.write(left) or 0 :]
+        except OSError as error:
+            if self._file.seekable():
+                self._file.truncate(self._size)  # a full disk takes the first half of a row
+            raise _unwritable(self.path, error) from None
+        self._size += len(data)
+
+    def close(self) -> None:
+        """Closes the file; one that was opened but never written is as it was."""
+        if hasattr(self, "_file"):
+            self._file.close()
+            if self._new and not hasattr(self, "_size"):
+                self.path.unlink(missing_ok=True)
+
+
+def value(name: str, text: str) -> Any:
+    """A cell read back, to the six digits that it has; what is no result column is a text."""
+    if not text:
+        return None
+    if name in WHOLE:
+        return int(text)
+    if name in TEXTS or name not in COLUMNS:
+        return text
+    return text == "true" if text in ("true", "false") else float(text)
+
+
+def _real(path: Path) -> Path:
+    """Where a link leads; that of a pipe, as `>(gzip)` in a shell, leads to no path."""
+    return path if path.exists() and not path.is_file() and not path.is_dir() else path.resolve()
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:

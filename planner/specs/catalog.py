@@ -132,6 +132,11 @@ def names(family: Family[Any]) -> list[str]:
     return sorted({path.stem for path, _ in _files(family)})
 
 
+def other_names(family: Family[Any]) -> list[str]:
+    """Every name, alias and Hugging Face id of a family, lower case, sorted. Reads all its files."""
+    return sorted({other for other, _ in _every_name(family)})
+
+
 def find(name: str, families: tuple[Family[Any], ...] = (MODELS, HARDWARE, ENGINES)) -> Family[Any]:
     """The family in which a name is found first.
 

@@ -22,6 +22,10 @@ CONTRACT = {
     "--plan --model -m --hardware -H --engine --gpus --chips --isl --osl --concurrency --schedule --weights --kv-cache "
     "--max-context --arrivals --objective --price --memory-limit --memory-fraction --tp --pp --dp --ep --cp "
     "--attention --max-ttft --max-tpot --max-latency --csv --json --no-header --quiet --debug": ("explain", "compare"),
+    "--model -m --hardware -H --engine --gpus --chips --isl --osl --concurrency --schedule --weights --kv-cache "
+    "--max-context --arrivals --objective --price --memory-limit --memory-fraction --tp --pp --dp --ep --cp "
+    "--attention --prefill-attention --ffn --prefill-ffn --max-ttft --max-tpot --max-latency --csv --json --no-header "
+    "--quiet --debug --top --jobs": ("sweep",),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
     "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --concurrency --weights --kv-cache "
@@ -35,7 +39,8 @@ CONTRACT = {
 
 
 @pytest.mark.parametrize(
-    "name", ["rank", "estimate", "explain", "compare", "launch", "calibrate", "models", "hardware", "engines", "show"]
+    "name",
+    ["rank", "estimate", "sweep", "explain", "compare", "launch", "calibrate", "models", "hardware", "engines", "show"],
 )
 def test_every_command_has_its_own_help_with_the_options_of_the_contract(name: str) -> None:
     done = run(name, "--help")
@@ -57,6 +62,7 @@ def test_help_of_plan_names_every_command_and_the_exit_statuses() -> None:
 
 def test_every_command_word_runs() -> None:
     words = {"rank": ("-m", "llama3-8b"), "estimate": ("-m", "llama3-8b"), "show": ("h100",)}
+    words |= {"sweep": ("-m", "llama3-8b", "--gpus", "1,2"), "completion": ("bash",)}
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
     words |= {"launch": ("-m", "llama3-8b")}

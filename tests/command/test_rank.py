@@ -551,7 +551,7 @@ def test_a_process_from_another_directory_prints_the_same(tmp_path: Path) -> Non
 
 def test_the_sweep_of_the_readme_runs_as_written(tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    sweep = next(block for block in blocks if "for g in" in block)
+    sweep = next(block for block in blocks if "plan sweep" in block)
     shim = tmp_path / "plan"
     shim.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{ROOT / 'cli.py'}' \"$@\"\n")
     shim.chmod(0o755)
@@ -565,10 +565,10 @@ def test_the_sweep_of_the_readme_runs_as_written(tmp_path: Path) -> None:
         env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
     )
     assert (done.returncode, done.stderr) == (0, "")
-    rows = Completed(0, done.stdout, "").rows
-    assert list(rows[0]) == list(planner.COLUMNS)
+    rows = Completed(0, (tmp_path / "sweep.csv").read_text(encoding="utf-8"), "").rows
+    assert list(rows[0]) == [*planner.COLUMNS, "asked"]
     assert [(row["rank"], row["gpus"], row["objective"]) for row in rows] == [
-        ("1", gpus, "throughput") for gpus in ("8", "16", "32")
+        ("1", str(gpus), "throughput") for gpus in range(8, 65, 8)
     ]
     rates = [float(row["tokens_per_s"]) for row in rows]
     assert rates[0] < rates[1] < rates[2]

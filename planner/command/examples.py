@@ -1,0 +1,106 @@
+"""Examples of every command, as its help and docs/cli.md show them; tests run them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """What to type, and what it answers."""
+
+    about: str
+    words: str
+    """Behind `plan`; a line break is where the help breaks the line."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The command as lines that a shell takes as one."""
+        first, *rest = f"plan {self.words}".split("\n")
+        return " \\\n    ".join([first, *rest]).split("\n")
+
+
+EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "rank": (
+        Example("the fastest answers on two nodes", "--model llama3-70b --gpus 16 --objective latency"),
+        Example(
+            "the most tokens per second under a limit",
+            "--model llama3-70b --gpus 8 --isl 4096\n--objective throughput --max-tpot 50",
+        ),
+        Example("two ways only, and why others are refused", "-m llama3-70b --tp 4,8 --pp 1 --rejected"),
+        Example("every plan, for a script", "-m llama3-70b --csv - --top 0"),
+    ),
+    "estimate": (
+        Example("one plan", "estimate -m llama3-70b --plan TP8 --concurrency 64"),
+        Example("every row of a table", "estimate --points points.csv --csv priced.csv"),
+        Example("a benchmark of your own beside its price", "estimate --against result.json"),
+    ),
+    "sweep": (
+        Example(
+            "two models at growing sizes, into a file",
+            "sweep -m llama3-8b,llama3-70b --gpus 8:32:8\n--objective throughput --csv sweep.csv",
+        ),
+        Example(
+            "where the best plan changes with the load", "sweep -m llama3-70b --concurrency 1:256:x4\n--max-ttft 500"
+        ),
+        Example(
+            "on four cores, the three best of each",
+            "sweep -m llama3-70b --isl 512:4096:x2\n--top 3 --jobs 4 --csv -",
+        ),
+    ),
+    "explain": (
+        Example("the winner: where its time goes and what would help", "explain -m llama3-70b --gpus 8"),
+        Example("a plan of your own at a load", "explain -m llama3-70b --gpus 8 --plan TP4xDP2\n--concurrency 64"),
+    ),
+    "compare": (
+        Example("two replicas of TP4 against one of TP8", "compare TP8 TP4xDP2 -m llama3-70b --gpus 8"),
+        Example("the best plan of two kinds of chip", "compare -m llama3-70b --gpus 8 --hardware h100,h200"),
+    ),
+    "launch": (
+        Example("the line that starts a plan", "launch -m llama3-70b --plan TP8"),
+        Example("two nodes, by address", "launch -m llama3-70b --plan TP8xPP2\n--hosts 10.0.0.1,10.0.0.2"),
+        Example("another engine, with its files", "launch -m llama3-70b --plan TP8 --engine trtllm"),
+    ),
+    "memory": (
+        Example("will it start, and with how much context", "memory -m gpt-oss-120b --tp 2"),
+        Example(
+            "how many requests of 32k tokens each degree holds", "memory -m llama3.1-70b --tp 2,4,8\n--context 32768"
+        ),
+    ),
+    "validate": (
+        Example("memory, against the logs of engines", "validate --memory"),
+        Example("serving runs, by engine and chip", "validate --serving --by engine,hardware"),
+        Example("the largest errors, with their sources", "validate --kernels --worst 5"),
+    ),
+    "calibrate": (
+        Example(
+            "kernels and collectives of your own nodes",
+            "calibrate -H h100 --nccl all_reduce.txt\n--gemm gemm.csv --output mine.yaml",
+        ),
+        Example("and then with them", "-m llama3-70b -H mine.yaml"),
+    ),
+    "models": (
+        Example("the table", "models"),
+        Example("everything that is known of them", "models --json -"),
+    ),
+    "hardware": (Example("the table", "hardware"), Example("for a script", "hardware --csv - --no-header")),
+    "engines": (Example("the table", "engines"), Example("for a script", "engines --csv - --no-header")),
+    "show": (
+        Example("every figure of a chip, with its source", "show h100"),
+        Example("a file to start your own from", "show llama3-70b --yaml"),
+    ),
+    "completion": (
+        Example("in ~/.bashrc: eval what this prints", "completion bash"),
+        Example("in ~/.zshrc, after compinit", "completion zsh"),
+    ),
+}
+
+
+def with_examples(name: str, epilog: str | None) -> str | None:
+    """The last part of a command's help: its examples, then what it has of its own."""
+    examples = EXAMPLES.get(name)
+    if examples is None:
+        return epilog
+    lines = ["\b", "Examples:"]  # the first tells click to keep the lines
+    for example in examples:
+        lines += [f"  # {example.about}", *(f"  {line}" for line in example.lines)]
+    return "\n".join(lines) + (f"\n\n{epilog}" if epilog else "")
