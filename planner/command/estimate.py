@@ -21,7 +21,10 @@ from planner.report.figures import short
 from planner.request import TIMES
 from planner.results import COLUMNS, Results
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.engine import Engine
+from planner.specs.hardware import Hardware
 
+Machine = tuple[Hardware, Engine]
 Points = Annotated[
     str | None,
     typer.Option(
@@ -88,6 +91,7 @@ def run(
     csv: opt.Csv = None,
     json: opt.Json = None,
     no_header: opt.NoHeader = False,
+    placement: opt.Placement = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
     version: opt.Version = False,
@@ -118,6 +122,8 @@ def run(
             opt.choice(given[name], f"--{name.replace('_', '-')}", tuple(allowed))
     if plan is not None:
         _agree(Plan.parse(plan), given)
+    as_table = not opt.is_piped(csv, json) and not quiet
+    _check_placement(placement, points, against, as_table, quiet)
     if against:
         if points is not None:
             raise InputError("--against and --points: one at a time; the result says what to price")
@@ -140,10 +146,33 @@ def run(
             (json, lambda: tabular.json_text(results.rows())),
         ]
     )
-    if not opt.is_piped(csv, json) and not quiet:
-        from planner.report.table import print_estimate  # noqa: PLC0415 (needed for tables only)
+    if as_table:
+        _print_one(results, load_machine(hardware, engine), placement, slice_)
 
-        print_estimate(results, load_machine(hardware, engine)[1])
+
+def _check_placement(wanted: bool, points: str | None, against: list[str] | None, as_table: bool, quiet: bool) -> None:
+    """Refuses a picture of many plans, and warns where there will be none."""
+    if not wanted:
+        return
+    if against or points is not None:
+        raise InputError("--placement draws one plan: leave it out, or --points and --against")
+    if not as_table:
+        opt.warn("--placement draws below a table, and none is printed here", quiet)
+
+
+def _print_one(results: Results, machine: Machine, placement: bool, slice_: str | None) -> None:
+    """One priced plan as a table, and where it stands if that is asked for."""
+    from planner.report.table import print_estimate  # noqa: PLC0415 (needed for tables only)
+
+    hardware, engine = machine
+    print_estimate(results, engine)
+    if placement:
+        from planner.plans.placement import Placement  # noqa: PLC0415 (needed where it is asked for)
+        from planner.report.placement import print_placement  # noqa: PLC0415
+
+        row = results.row(0)
+        print()
+        print_placement(Placement.of(hardware, row["gpus"], slice_), Plan.parse(row["plan"]))
 
 
 def _one(text: str | None, option: str) -> int | None:

@@ -31,6 +31,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "estimate": (
         Example("one plan", "estimate -m llama3-70b --plan TP8 --concurrency 64"),
+        Example("and which chip does what", "estimate -m llama3-70b --plan TP8xPP2 --placement"),
         Example("every row of a table", "estimate --points points.csv --csv priced.csv"),
         Example("a benchmark of your own beside its price", "estimate --against result.json"),
     ),

@@ -111,6 +111,9 @@ def _print_version(value: bool) -> None:
 
 
 Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")]
+Placement = Annotated[
+    bool, typer.Option("--placement", help="Below the table, a picture of which chip does what: replica, stage, rank.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

@@ -71,6 +71,7 @@ def run(
     ] = False,
     rejected: Annotated[bool, typer.Option("--rejected", help="Also the refused plans, with the reason.")] = False,
     launch: Annotated[bool, typer.Option("--launch", help="Below the table, the lines that start the first.")] = False,
+    placement: opt.Placement = False,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
     version: opt.Version = False,
@@ -110,10 +111,24 @@ def run(
         if rejected:
             print()
             _tables().print_rejected(refused)
+        if placement:
+            _print_placement(ranking)
         if launch:
             _print_launch(ranking, model)
-    elif launch:
+        return
+    if placement:
+        opt.warn("--placement draws below a table, and none is printed here", quiet)
+    if launch:
         opt.warn("--launch prints below a table; `plan launch` has --csv, --json and --output", quiet)
+
+
+def _print_placement(ranking: Ranking) -> None:
+    """Where the first plan stands."""
+    from planner.plans.plan import Plan  # noqa: PLC0415 (needed where it is asked for)
+    from planner.report.placement import print_placement  # noqa: PLC0415
+
+    print()
+    print_placement(ranking.placement, Plan.parse(ranking.results.row(0)["plan"]))
 
 
 def _print_launch(ranking: Ranking, model: str) -> None:

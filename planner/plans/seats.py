@@ -1,7 +1,8 @@
-"""Which chip of which host each rank of a plan gets: what a launch line must say."""
+"""Which chip of which host each rank of a plan gets: what a launch line must say and a picture shows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.plans.placement import Placement
@@ -48,3 +49,21 @@ def seats(placement: Placement, plan: Plan) -> tuple[tuple[Seat, ...], ...]:
         return tuple(seat(start(group) + rank) for group in groups for rank in range(width))
 
     return tuple(replica(copy) for copy in range(plan.dp))
+
+
+def level_between(placement: Placement, chips: Sequence[Seat]) -> int:
+    """Index of the innermost network level of which one domain holds all of these chips; 0 on a torus.
+
+    Args:
+        placement: the machine.
+        chips: at least one; on hosts of a known size, unless all are on one.
+    """
+    if placement.slice is not None:
+        return 0
+    host = placement.hardware.host_chips or 0
+    numbers = [seat.node * host + seat.chip for seat in chips]
+    levels = placement.hardware.network
+    for index, level in enumerate(levels):
+        if level.chips is None or min(numbers) // level.chips == max(numbers) // level.chips:
+            return index
+    return len(levels) - 1

@@ -12,6 +12,7 @@ from planner.explaining.changes import OPEN_TO_ALL, Effect
 from planner.explaining.difference import Line, brought_together, lines
 from planner.ranking import error_bar
 from planner.report.figures import plural, short
+from planner.report.placement import print_placement
 from planner.report.table import COLOURS, Column, lay_out, paragraphs, show, width
 from planner.report.why import batching, extrapolated
 from planner.units import GIB, MS
@@ -116,6 +117,8 @@ def print_explanation(found: Explanation) -> None:
     if found.rival is not None:
         print()
         _print_difference(plan, found.rival)
+    print()
+    print_placement(plan.setting.placement, plan.plan)
 
 
 def _headline(found: Explanation) -> str:

@@ -32,6 +32,7 @@ CONTRACT = {
     "--max-context --memory-fraction --memory-limit --checkpoint --hosts --port --output --force --csv --json "
     "--no-header --quiet --debug": ("launch",),
     "--launch": ("rank",),
+    "--placement": ("rank", "estimate"),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),

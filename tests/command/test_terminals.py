@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "pareto": ("-m", "llama3-70b", "--pareto", "--top", "5"),
     "rejected": ("-m", "llama3-70b", "--rejected", "--top", "2"),
     "estimate": ("estimate", "-m", "llama3-70b", "--plan", "TP8"),
+    "placement": ("estimate", "-m", "llama3-70b", "--plan", "TP4xPP2xDP3", "--gpus", "28", "--placement"),
     "sweep": ("sweep", "-m", "llama3-8b,llama3-70b", "--gpus", "1,8", "--objective", "latency,cost", "-H", "h100,a100"),
     "memory": ("memory", "-m", "gpt-oss-120b", "--tp", "2"),
     "memories": ("memory", "-m", "gpt-oss-120b", "--tp", "1,2,4"),
