@@ -69,6 +69,23 @@ def rank(request: Request) -> Ranking:
     return Ranking(request, priced.placement, results, refused, priced.plans, len(priced.results))
 
 
+def tradeoff(request: Request) -> tuple[Results, Results]:
+    """(every plan at every load within the limits, those rows that none beats in both TPOT and tokens/s per chip).
+
+    Args:
+        request: a load that it names is the only one.
+
+    Raises:
+        InputError, NoPlanError: as `rank`.
+    """
+    request = request._replace(pareto=True)
+    priced = price_all(request)
+    results = None if priced.results is None else _within(priced.results, request.limits)[0]
+    if results is None or not len(results):
+        raise NoneLeftError(why_none(request, priced), priced.refused)
+    return results, _pareto(results)
+
+
 def _within(results: Results, limits: Limits) -> tuple[Results, list[Refused]]:
     """Rows that keep the limits on time; plans of which no row does, with how close they come."""
     keeps = within(limits, {name: results[f"{name}_ms"] for name in TIMES})

@@ -27,6 +27,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "--model llama3-70b --gpus 8 --isl 4096\n--objective throughput --max-tpot 50",
         ),
         Example("two ways only, and why others are refused", "-m llama3-70b --tp 4,8 --pp 1 --rejected"),
+        Example("a picture of latency against throughput", "-m llama3-70b --gpus 16 --plot tradeoff.svg"),
         Example("every plan, for a script", "-m llama3-70b --csv - --top 0"),
     ),
     "estimate": (

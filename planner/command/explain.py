@@ -9,7 +9,7 @@ import typer
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import InputError, NoPlanError
-from planner.explaining.breakdown import breakdown, pinned, plan_of
+from planner.explaining.breakdown import Breakdown, breakdown, pinned, plan_of
 from planner.explaining.changes import Machine, changes, effects
 from planner.explaining.goal import goal_value
 from planner.plans.plan import Plan
@@ -67,11 +67,16 @@ def run(
     csv: opt.Csv = None,
     json: opt.Json = None,
     no_header: opt.NoHeader = False,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="FILE.svg|png", help="Draw TTFT and TPOT as bars, an item each, by bound."),
+    ] = None,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
     """Where the time and the memory of a plan go, by operation; the one change that would help most; the runner-up."""
-    opt.check_targets(csv, json)
+    opt.check_targets(csv, json, ("--plot", plot))
+    opt.check_plot(plot)
     only = None if plan is None else Plan.parse(plan)
     request = request_of(
         model,
@@ -88,9 +93,16 @@ def run(
     if only is not None and any(request.filters):
         raise InputError("--plan names one plan; leave out --tp, --pp and the like, which choose among several")
     found = _explained(request, only, _machines(request, hardware))
-    tabular.write_rows(report.rows(found), csv, json, not no_header)
+    tabular.write_rows(report.rows(found), csv, json, not no_header, [(plot, lambda: _picture(found.plan, plot))])
     if not opt.is_piped(csv, json) and not quiet:
         report.print_explanation(found)
+
+
+def _picture(found: Breakdown, plot: str | None) -> bytes:
+    """What --plot draws."""
+    from planner.report.plot import breakdown_plot  # noqa: PLC0415 (needed where it is asked for)
+
+    return breakdown_plot(found, str(plot))
 
 
 def _explained(request: Request, only: Plan | None, machines: list[Machine]) -> report.Explanation:

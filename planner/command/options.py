@@ -200,6 +200,18 @@ def check_targets(csv: str | None, json: str | None, *more: tuple[str, str | Non
             raise InputError(f"{other} and {option} {target} are the same file; give each its own")
 
 
+def check_plot(plot: str | None) -> None:
+    """Refuses a picture that could not be made.
+
+    Raises:
+        InputError: as `report.plot.check_plot`.
+    """
+    if plot is not None:
+        from planner.report.plot import check_plot as check  # noqa: PLC0415 (needed for pictures only)
+
+        check(plot)
+
+
 def check_apart(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[Path | str | None]) -> None:
     """Refuses to write over what is read: measurements cannot be made again from what would stand there.
 

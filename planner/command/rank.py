@@ -72,12 +72,21 @@ def run(
     rejected: Annotated[bool, typer.Option("--rejected", help="Also the refused plans, with the reason.")] = False,
     launch: Annotated[bool, typer.Option("--launch", help="Below the table, the lines that start the first.")] = False,
     placement: opt.Placement = False,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.svg|png",
+            help="Draw TPOT against tokens/s per chip of every plan and load, the frontier joined.",
+        ),
+    ] = None,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
     version: opt.Version = False,
 ) -> None:
     """Rank every way to split a model over these chips."""
-    opt.check_targets(csv, json)
+    opt.check_targets(csv, json, ("--plot", plot))
+    opt.check_plot(plot)
     request = request_of(
         model,
         hardware,
@@ -104,7 +113,7 @@ def run(
     firm = mark(ranking) if as_table or (json is not None and top != 1) else None
     shown = ranking.results.take(slice(0, top or None))  # type: ignore[arg-type]
     refused = ranking.refused if rejected else []
-    _write(request, shown, refused, csv, json, no_header)
+    _write(request, shown, refused, csv, json, no_header, [(plot, lambda: _picture(ranking, plot))])
     if as_table:
         _tables().print_ranking(ranking, shown)
         _print_sensitivity(firm, ranking)
@@ -120,6 +129,13 @@ def run(
         opt.warn("--placement draws below a table, and none is printed here", quiet)
     if launch:
         opt.warn("--launch prints below a table; `plan launch` has --csv, --json and --output", quiet)
+
+
+def _picture(ranking: Ranking, plot: str | None) -> bytes:
+    """What --plot draws."""
+    from planner.report.plot import tradeoff_plot  # noqa: PLC0415 (needed where it is asked for)
+
+    return tradeoff_plot(ranking, str(plot))
 
 
 def _print_placement(ranking: Ranking) -> None:
@@ -177,6 +193,7 @@ def _write(
     csv: str | None,
     json: str | None,
     no_header: bool,
+    more: Sequence[tabular.Output] = (),
 ) -> None:
     """The rows shown and those refused, to wherever they are asked for."""
     rows = [_refused_row(request, one) for one in refused]
@@ -186,7 +203,10 @@ def _write(
         ranked = "" if shown is None else tabular.results_csv(shown, header=False)
         return header + ranked + tabular.csv_text(None, ([tabular.cell(row[name]) for name in COLUMNS] for row in rows))
 
-    tabular.write([(csv, as_csv), (json, lambda: tabular.json_text([*(shown.rows() if shown else []), *rows]))])
+    def as_json() -> str:
+        return tabular.json_text([*(shown.rows() if shown else []), *rows])
+
+    tabular.write([(csv, as_csv), (json, as_json), *more])
 
 
 def _refused_row(request: Request, refused: Refused) -> dict[str, Any]:

@@ -141,17 +141,23 @@ def _goal(plan: Breakdown) -> str:
     return f"{short(plan.goal_value())} {plan.goal.unit}"
 
 
-def _print_times(plan: Breakdown, times: Times) -> None:
-    """The items of the prompt's own passes or of a decode step, the largest first; other phases as one row each."""
+def shown_items(times: Times) -> list[Item]:
+    """The items of the prompt's own passes or of a decode step, the largest first; other phases as one each."""
     own = [item for item in times.items if item.phase in (OWN, STEP)]
     kept = [item for item in own if item.seconds >= LEAST * times.total]
     rest = tuple(item for item in own if item.seconds < LEAST * times.total)
-    table = sorted(kept, key=lambda item: -item.seconds)
+    found = sorted(kept, key=lambda item: -item.seconds)
     if rest:
-        table.append(summed("", plural(len(rest), "other"), rest))
+        found.append(summed("", plural(len(rest), "other"), rest))
     for phase, text in PHASES.items():
         if phase in times.phases:
-            table.append(summed(phase, text, times.phase(phase).items))
+            found.append(summed(phase, text, times.phase(phase).items))
+    return found
+
+
+def _print_times(plan: Breakdown, times: Times) -> None:
+    """A row for each of `shown_items`."""
+    table = shown_items(times)
     records = [_record(item, times.total) for item in table]
     columns = [
         Column("item", lambda each: str(each["item"]), right=False),

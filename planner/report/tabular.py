@@ -72,22 +72,28 @@ def json_text(rows: Sequence[dict[str, Any]]) -> str:
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows) + "\n]\n"
 
 
-def write_rows(rows: Sequence[dict[str, Any]], csv: str | None, json: str | None, header: bool = True) -> None:
-    """Writes rows of the same keys as CSV and as JSON, each where it has a target.
+Output = tuple[str | None, Callable[[], str | bytes]]
+"""(target, what makes its content): a text, or the bytes of a picture; a target that is none is left out."""
+
+
+def write_rows(
+    rows: Sequence[dict[str, Any]], csv: str | None, json: str | None, header: bool = True, more: Sequence[Output] = ()
+) -> None:
+    """Writes rows of the same keys as CSV and as JSON, each where it has a target, and `more` with them.
 
     Raises:
         InputError: as `write`.
     """
     names = list(rows[0])
     cells = [[cell(row[name]) for name in names] for row in rows]
-    write([(csv, lambda: csv_text(names if header else None, cells)), (json, lambda: json_text(rows))])
+    write([(csv, lambda: csv_text(names if header else None, cells)), (json, lambda: json_text(rows)), *more])
 
 
-def write(outputs: Sequence[tuple[str | None, Callable[[], str]]]) -> None:
-    """Writes texts to files, or to stdout for `-`: all of them, or none.
+def write(outputs: Sequence[Output]) -> None:
+    """Writes texts and pictures to files, texts to stdout for `-`: all of them, or none.
 
     Args:
-        outputs: (target, what makes its text); a target that is none is left out.
+        outputs: what goes where; bytes never to stdout.
 
     Raises:
         InputError: a file cannot be written. A file is replaced whole or not touched at all.
@@ -97,7 +103,7 @@ def write(outputs: Sequence[tuple[str | None, Callable[[], str]]]) -> None:
     try:
         for target, text in texts:
             if target != STDOUT:
-                _prepare(Path(target), text, pending)
+                _prepare(Path(target), text.encode() if isinstance(text, str) else text, pending)
         while pending:
             temporary, path = pending[0]
             os.replace(temporary, path)
@@ -108,7 +114,7 @@ def write(outputs: Sequence[tuple[str | None, Callable[[], str]]]) -> None:
         for temporary, _ in pending:
             temporary.unlink(missing_ok=True)
     for target, text in texts:
-        if target == STDOUT:
+        if target == STDOUT and isinstance(text, str):
             sys.stdout.write(text)
 
 
@@ -141,8 +147,8 @@ def write_folder(folder: str, texts: Mapping[str, str], replace: bool = False) -
         raise
 
 
-def _prepare(path: Path, text: str, pending: list[tuple[Path, Path]]) -> None:
-    """Adds (a file beside `path` with the text, what it replaces); a link is followed, a device written at once."""
+def _prepare(path: Path, data: bytes, pending: list[tuple[Path, Path]]) -> None:
+    """Adds (a file beside `path` with the data, what it replaces); a link is followed, a device written at once."""
     import tempfile  # noqa: PLC0415
 
     path = _real(path)
@@ -152,13 +158,13 @@ def _prepare(path: Path, text: str, pending: list[tuple[Path, Path]]) -> None:
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(13, "permission denied")
         if path.exists() and not path.is_file():
-            with path.open("w", encoding="utf-8", newline="") as device:
-                device.write(text)
+            with path.open("wb") as device:
+                device.write(data)
             return
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         pending.append((Path(name), path))
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(name, path.stat().st_mode if path.exists() else 0o666 & ~_umask())
     except OSError as error:
         raise _unwritable(path, error) from None

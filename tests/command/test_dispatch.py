@@ -33,6 +33,7 @@ CONTRACT = {
     "--no-header --quiet --debug": ("launch",),
     "--launch": ("rank",),
     "--placement": ("rank", "estimate"),
+    "--plot": ("rank", "explain"),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),
