@@ -138,7 +138,7 @@ def test_plan_says_what_the_command_says() -> None:
 def test_plan_takes_every_option_of_the_command_by_the_same_name() -> None:
     from planner.command.rank import run as command  # noqa: PLC0415 (typer is not needed for the rest)
 
-    output = {"top", "csv", "json", "no_header", "rejected", "launch", "quiet", "debug", "version"}
+    output = {"top", "csv", "json", "no_header", "rejected", "launch", "placement", "plot", "quiet", "debug", "version"}
     filters = set(Filters._fields)
     options = {name.removesuffix("_") for name in inspect.signature(command).parameters} - output - filters
     keywords = {name.removesuffix("_ms") for name in inspect.signature(plan).parameters} - {"filters"}

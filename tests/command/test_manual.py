@@ -67,6 +67,8 @@ def test_examples_run(name: str, example: examples.Example, tmp_path: Path, monk
         words = words[1:] if words[0] in COMMANDS else words
         command_of(name if name != "calibrate" or "--output" in words else "rank").make_context(program(name), words)
         return
+    if "--plot" in words:
+        pytest.importorskip("matplotlib")
     done = run(*words)
     assert (done.status, done.err) == (0, "")
     assert done.out
