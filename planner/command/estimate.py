@@ -18,9 +18,10 @@ from planner.plans.plan import Plan
 from planner.points import CHOICES, DEFAULTS, DEGREES, OPTIONS
 from planner.report import tabular
 from planner.report.figures import short
-from planner.request import TIMES
+from planner.request import TIMES, check_prefix_hit
 from planner.results import COLUMNS, Results
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.engine import Engine
 
 Points = Annotated[
     str | None,
@@ -76,6 +77,9 @@ def run(
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     max_context: opt.MaxContext = None,
+    max_num_seqs: opt.MaxNumSeqs = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
+    prefix_hit: opt.PrefixHit = 0.0,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -94,6 +98,7 @@ def run(
 ) -> None:
     """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses."""
     opt.check_targets(csv, json)
+    check_prefix_hit("--prefix-hit", prefix_hit)
     outputs = (("--csv", csv), ("--json", json))
     opt.check_apart(
         outputs, [points, *(against or []), *(file for file in (model, hardware, engine) if opt.is_file(file))]
@@ -105,6 +110,7 @@ def run(
         "schedule": schedule, "arrivals": arrivals, "weights": weights, "kv_cache": kv_cache,
         "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
         "memory_fraction": opt.above_zero(memory_fraction, "--memory-fraction"), "slice": slice_,
+        "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "prefix_hit": prefix_hit,
     }  # fmt: skip
     limits = {
         name: limit
@@ -143,7 +149,13 @@ def run(
     if not opt.is_piped(csv, json) and not quiet:
         from planner.report.table import print_estimate  # noqa: PLC0415 (needed for tables only)
 
-        print_estimate(results, load_machine(hardware, engine)[1])
+        print_estimate(results, _engine(given))
+
+
+def _engine(given: dict[str, Any]) -> Engine:
+    """The engine as it is asked to run."""
+    engine = load_machine(given["hardware"], given["engine"])[1]
+    return engine.limited(given["max_num_seqs"], given["max_num_batched_tokens"])
 
 
 def _one(text: str | None, option: str) -> int | None:
@@ -216,7 +228,7 @@ def _against(
         from planner.report.table import print_estimate, print_results  # noqa: PLC0415
 
         if len(runs) == 1:
-            print_estimate(results, load_machine(given["hardware"], given["engine"])[1])
+            print_estimate(results, _engine(given))
         else:
             print_results(results.take(np.array(priced)))
         report.print_against([rows[index] for index in priced], [runs[index] for index in priced])
