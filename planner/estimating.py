@@ -219,7 +219,10 @@ def _marked(table: Points, results: Results, index: NDArray[np.intp]) -> Results
     failed = np.array([error is not None for error in errors])
     if failed.any():
         asked = {name: table.numbers[name][index] for name in NUMBERS}
-        for name in COLUMNS[COLUMNS.index("idle_gpus") : COLUMNS.index("error")]:
+        for name in (
+            COLUMNS[COLUMNS.index("idle_gpus") : COLUMNS.index("error")]
+            + COLUMNS[COLUMNS.index("usd_per_mtok_input") :]
+        ):
             column = results.columns[name]
             blank = None if column.dtype == object else np.nan
             column = column.copy()

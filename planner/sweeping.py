@@ -230,6 +230,7 @@ def _failed(point: Point, reason: str) -> dict[str, Any]:
         "gpus": request.gpus,
         "isl": work.isl,
         "osl": work.osl,
+        "prefix_hit": work.prefix_hit,
         "concurrency": work.concurrency,
         "error": reason,
         ASKED: point.asked,

@@ -192,6 +192,7 @@ def _refused_row(request: Request, refused: Refused) -> dict[str, Any]:
         "gpus": request.gpus,
         "isl": request.workload.isl,
         "osl": request.workload.osl,
+        "prefix_hit": request.workload.prefix_hit,
         "concurrency": request.workload.concurrency,
         "error": refused.reason,
     }

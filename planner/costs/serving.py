@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from planner.costs.collectives import Network
 from planner.costs.layers import Formats, Pass, Structure, causal_pairs
 from planner.costs.memory import Budget, Room, cached_tokens, held_tokens, needed_tokens, room
-from planner.costs.roofline import Parts
+from planner.costs.roofline import Parts, plus
 from planner.costs.step import PassTime, Replica, pass_time
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
@@ -159,6 +159,8 @@ class Estimates(NamedTuple):
     mfu_decode: Array
     ttft_parts: Parts
     tpot_parts: Parts
+    prefill_share: Array
+    """Of the time in which requests are served, what prompts take (b E); decode steps take the rest."""
 
 
 def price(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
@@ -221,9 +223,11 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
         ttft = ttft.within(OWN)
         own, tpot = ttft, step
+        prompts = own.total
     else:
         own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
+        prompts = own.total + stall.total
         seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
         arriving = replica.term("request", Parts(overhead=setting.engine.host.request_us * US))
         ttft = own + stall * (1.0 - seen) + arriving.within(JOIN)
@@ -249,6 +253,7 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
         ttft_parts=ttft.over(rows.length),
         tpot_parts=tpot.over(rows.length),
+        prefill_share=prompts / (prompts + (rows.osl - 1) * step.total) * empty,
     )
 
 
@@ -273,7 +278,7 @@ def _continuous_prefill(
     mixed = scheduler.prefill == "mixed"
     context = rows.isl + rows.osl / 2
     cached = _cached(replica, rows)
-    fresh = rows.isl - cached
+    fresh = plus(rows.isl, cached * -1.0)
     waiting = np.maximum(1.0, micro / rows.osl)  # prompts that come in the time of one pass
     riding = micro - waiting if mixed else np.zeros_like(micro)
     if scheduler.chunk_tokens is None:
@@ -284,7 +289,7 @@ def _continuous_prefill(
         chunk = np.minimum(fresh, budget)
         packed = np.maximum(1.0, np.minimum(waiting, budget / fresh))
     whole_chunks = np.ceil(fresh / chunk) - 1
-    done = cached + whole_chunks * chunk
+    done = plus(whole_chunks * chunk, cached)
     tail = (_pairs_between(done, rows.isl, None), _pairs_between(done, rows.isl, window))
     last, prior = packed * (rows.isl - done), packed * done
     final = pass_time(
@@ -294,7 +299,7 @@ def _continuous_prefill(
     if np.any(whole_chunks > 0):
         several = np.maximum(whole_chunks, 1.0)
         pairs, near = (_pairs_between(cached, done, seen) / several for seen in (None, window))
-        prior = cached + chunk * (several - 1) / 2
+        prior = plus(chunk * (several - 1) / 2, cached)
         full = pass_time(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
         longest = full
         if np.any(rows.pp > 1):  # the last full chunk reads the most context, and all stages see it go by
@@ -342,7 +347,7 @@ def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array)
     """(prefill of the whole batch, rows it processes): passes of whole microbatches or of the token budget."""
     window = replica.model.attention.window
     cached = _cached(replica, rows)
-    fresh = rows.isl - cached
+    fresh = plus(rows.isl, cached * -1.0)
     total = b * fresh
     per_pass = np.ceil(b / microbatches) * fresh
     if replica.engine.scheduler.chunk_tokens is not None:
