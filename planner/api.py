@@ -29,6 +29,9 @@ def plan(
     weights: str | None = None,
     kv_cache: str | None = None,
     max_context: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    prefix_hit: float = 0.0,
     max_ttft_ms: float | None = None,
     max_tpot_ms: float | None = None,
     max_latency_ms: float | None = None,
@@ -60,9 +63,9 @@ def plan(
         Request(
             load_model(model),
             machine,
-            software,
+            software.limited(max_num_seqs, max_num_batched_tokens),
             gpus,
-            Workload(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals),
+            Workload(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit),
             objective,
             Limits(
                 seconds("max-ttft", max_ttft_ms),

@@ -86,7 +86,7 @@ def _price_group(table: Points, key: dict[str, str | None], index: NDArray[np.in
     _check(table, setting, key, index, columns, gpus, max_context)
     rows = Rows.of(
         tp=columns["tp"], pp=columns["pp"], dp=columns["dp"], isl=columns["isl"], osl=columns["osl"],
-        concurrency=concurrency, max_context=max_context,
+        concurrency=concurrency, max_context=max_context, prefix_hit=columns["prefix_hit"],
     )  # fmt: skip
     sound = np.array([table.errors[row] is None for row in index])
     rows = _safe(rows, sound)
@@ -114,6 +114,7 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
         raise InputError("no model: give --model or a column `model`")
     model = load_model(get("model"))
     hardware, engine = load_machine(get("hardware"), get("engine"))
+    engine = engine.limited(*(_whole(key, name) for name in ("max_num_seqs", "max_num_batched_tokens")))
     gpus = table.numbers["gpus"][index]
     product = np.prod([np.nan_to_num(table.numbers[name][index], nan=1.0) for name in ("tp", "pp", "dp", "cp")], axis=0)
     chips = int(np.max(np.where(np.isnan(gpus), product, gpus)))
@@ -146,6 +147,19 @@ def _positive(key: dict[str, str | None], name: str, read: Callable[[str], float
     if not value > 0:
         raise InputError(f"{name} must be above 0, found {text}")
     return value
+
+
+def _whole(key: dict[str, str | None], name: str) -> int | None:
+    text = key[name]
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.5
+    if not value.is_integer():  # nor are infinity and NaN
+        raise InputError(f"{name} must be a whole number of at least 1, found {text!r}")
+    return int(value)
 
 
 def _check(
@@ -185,9 +199,8 @@ def _safe(rows: Rows, sound: NDArray[np.bool_]) -> Rows:
     """Rows with harmless numbers where something is wrong, so that the others can be priced beside them."""
     if sound.all():
         return rows
-    fallback = {"isl": 1.0, "osl": 1.0, "concurrency": 1.0, "max_context": 0.0}
-    names = ("tp", "pp", "dp", "isl", "osl", "concurrency", "max_context")
-    return Rows(*(np.where(sound, getattr(rows, name), fallback.get(name, 1.0)) for name in names))
+    fallback = {"isl": 1.0, "osl": 1.0, "concurrency": 1.0, "max_context": 0.0, "prefix_hit": 0.0}
+    return Rows(*(np.where(sound, getattr(rows, name), fallback.get(name, 1.0)) for name in Rows._fields))
 
 
 def _plans(rows: Rows, columns: dict[str, Array], key: dict[str, str | None]) -> tuple[list[Plan], NDArray[np.intp]]:
@@ -206,7 +219,10 @@ def _marked(table: Points, results: Results, index: NDArray[np.intp]) -> Results
     failed = np.array([error is not None for error in errors])
     if failed.any():
         asked = {name: table.numbers[name][index] for name in NUMBERS}
-        for name in COLUMNS[COLUMNS.index("idle_gpus") : COLUMNS.index("error")]:
+        for name in (
+            COLUMNS[COLUMNS.index("idle_gpus") : COLUMNS.index("error")]
+            + COLUMNS[COLUMNS.index("usd_per_mtok_input") :]
+        ):
             column = results.columns[name]
             blank = None if column.dtype == object else np.nan
             column = column.copy()

@@ -12,9 +12,9 @@ from planner.costs.serving import Rows, Setting
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 
-BEYOND = ("hardware", "version", "weights", "schedule", "tp", "pp", "batch", "isl")
+BEYOND = ("hardware", "version", "weights", "schedule", "tp", "pp", "batch", "isl", "prefix")
 """What may lie beyond: machine, version of the engine, dtype of the weights, batching, a degree, requests per replica,
-length of a prompt."""
+length of a prompt, cached prompts (none was measured)."""
 Column = NDArray[Any]
 
 
@@ -46,6 +46,7 @@ def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
             rows.pp > within.pp,
             (batch > within.batch) | (batch < within.least_batch),
             rows.isl > within.isl,
+            rows.prefix_hit > 0,
         ),
     )
 

@@ -20,7 +20,9 @@ from planner.specs.workload import ARRIVALS, SCHEDULES
 Array = NDArray[np.float64]
 
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
-NUMBERS = ("gpus", "isl", "osl", "concurrency", "max_context", *DEGREES)
+NUMBERS = ("gpus", "isl", "osl", "concurrency", "max_context", "prefix_hit", *DEGREES)
+SHARES = frozenset(("prefix_hit",))
+"""Numbers from 0 to 1; all others are whole and at least 1."""
 CHOICES: dict[str, Sequence[str]] = {
     "objective": OBJECTIVES,
     "schedule": SCHEDULES,
@@ -32,11 +34,12 @@ CHOICES: dict[str, Sequence[str]] = {
 TEXTS = (
     "model", "hardware", "engine", "objective", "schedule", "arrivals", "weights", "kv_cache", "attention",
     "prefill_attention", "ffn", "prefill_ffn", "plan", "price", "memory_limit", "memory_fraction", "slice",
+    "max_num_seqs", "max_num_batched_tokens",
 )  # fmt: skip
 OPTIONS = (*NUMBERS, *TEXTS)
 """Names of what may be given for a point: the command's options, with underscores."""
 DEFAULTS: dict[str, Any] = {
-    "hardware": "h100", "objective": "latency", "isl": 1024, "osl": 256,
+    "hardware": "h100", "objective": "latency", "isl": 1024, "osl": 256, "prefix_hit": 0.0,
     "attention": "heads", "prefill_attention": "heads", "ffn": "1d", "prefill_ffn": "1d",
 }  # fmt: skip
 
@@ -178,11 +181,23 @@ def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[P
             errors[row] = InputError(f"{name} must be a number, found {column[row]!r}")
     if name in DEFAULTS:
         numbers = np.where(np.isnan(numbers), float(DEFAULTS[name]), numbers)
+    if name in SHARES:
+        return _shares(name, numbers, errors)
     whole = np.isnan(numbers) | ((numbers >= 1) & (numbers == np.floor(numbers)) & (numbers < 2**53))
     for row in np.flatnonzero(~whole).tolist():
         if errors[row] is None:
             errors[row] = InputError(f"{name} must be a whole number of at least 1, found {column[row]}")
     return np.where(whole, numbers, np.nan)
+
+
+def _shares(name: str, numbers: Array, errors: list[PlannerError | None]) -> Array:
+    inside = (numbers >= 0) & (numbers <= 1)
+    for row in np.flatnonzero(~inside).tolist():
+        if errors[row] is None:
+            errors[row] = InputError(
+                f"{name} must be from 0 to 1, the share of a prompt that is cached, found {numbers[row]:g}"
+            )
+    return np.where(inside, numbers, 0.0)
 
 
 def _number(name: str, value: Any, row: int, errors: list[PlannerError | None]) -> float:

@@ -120,7 +120,14 @@ def setting_of(request: Request, placement: Placement, structure: Structure) -> 
 def _rows(request: Request, plans: list[Plan], which: NDArray[np.intp], concurrency: Array | float) -> Rows:
     work = request.workload
     degrees = {name: np.array([getattr(plan, name) for plan in plans])[which] for name in ("tp", "pp", "dp")}
-    return Rows.of(**degrees, isl=work.isl, osl=work.osl, concurrency=concurrency, max_context=work.max_context or 0)
+    return Rows.of(
+        **degrees,
+        isl=work.isl,
+        osl=work.osl,
+        concurrency=concurrency,
+        max_context=work.max_context or 0,
+        prefix_hit=work.prefix_hit,
+    )
 
 
 def _alike(request: Request, setting: Setting, plans: list[Plan]) -> tuple[Results | None, list[Refused]]:

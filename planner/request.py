@@ -78,6 +78,7 @@ def check(request: Request) -> None:
     _check_positive("memory-limit", limits.memory)
     _check_positive("memory-fraction", limits.memory_fraction)
     check_memory(limits)
+    check_prefix_hit("--prefix-hit", work.prefix_hit)
     for name, text in {"weights": work.weights, "kv-cache": work.kv_cache, "slice": request.slice}.items():
         if text is not None and not isinstance(text, str):
             raise InputError(f"--{name} must be a text, found {text!r}")
@@ -104,6 +105,18 @@ def check_number(name: str, value: Any) -> None:
     """
     if not isinstance(value, Real) or isinstance(value, bool):
         raise InputError(f"--{name} must be a number, found {value!r}")
+
+
+def check_prefix_hit(name: str, value: Any) -> None:
+    """Refuses what is no share of a prompt; `name` is how the user knows it.
+
+    Raises:
+        InputError: no number, or none from 0 to 1.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"{name} must be a number, found {value!r}")
+    if not 0 <= float(value) <= 1:
+        raise InputError(f"{name} must be from 0 to 1, the share of a prompt that is cached, found {float(value):g}")
 
 
 def check_memory(limits: Limits) -> None:

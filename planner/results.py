@@ -22,7 +22,7 @@ COLUMNS = (
     "tokens_per_s", "total_tokens_per_s", "tokens_per_s_per_gpu", "requests_per_s", "usd_per_mtok", "wh_per_mtok",
     "gpu_s_per_token", "mfu_prefill", "mfu_decode", "weights_gib", "kv_gib", "other_gib", "memory_gib",
     "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error", "flips_if",
-    "engine_version", "extrapolates", "assumed", "arrivals",
+    "engine_version", "extrapolates", "assumed", "arrivals", "usd_per_mtok_input", "usd_per_mtok_output", "prefix_hit",
 )  # fmt: skip
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
@@ -134,6 +134,9 @@ def results_of(
     def of_plan(name: str) -> Column:
         return texts([getattr(plan, name) for plan in plans], len(plans))[which]
 
+    dollars = price * gpus / HOUR / tokens * 1e6  # for a million output tokens, their prompts' share included
+    for_prompts = dollars * priced.prefill_share
+
     columns: dict[str, Column] = {
         "rank": nan,
         "plan": of_plan("label"),
@@ -167,7 +170,7 @@ def results_of(
         "total_tokens_per_s": priced.requests_per_s * (rows.isl + rows.osl),
         "tokens_per_s_per_gpu": tokens / gpus,
         "requests_per_s": priced.requests_per_s,
-        "usd_per_mtok": price * gpus / HOUR / tokens * 1e6,
+        "usd_per_mtok": dollars,
         "wh_per_mtok": watts * gpus / HOUR / tokens * 1e6,
         "gpu_s_per_token": gpus / tokens,
         "mfu_prefill": priced.mfu_prefill,
@@ -187,6 +190,9 @@ def results_of(
         "extrapolates": beyond(setting, rows, fitted.batch),
         "assumed": unmeasured(setting, rows),
         "arrivals": texts(None if setting.schedule == "static" else setting.arrivals, count),
+        "usd_per_mtok_input": for_prompts * rows.osl / rows.isl,
+        "usd_per_mtok_output": dollars - for_prompts,
+        "prefix_hit": rows.prefix_hit,
     }
     return Results(columns, _by_bound(priced.ttft_parts), _by_bound(priced.tpot_parts))
 

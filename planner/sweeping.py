@@ -117,6 +117,8 @@ class Sweep(NamedTuple):
         filters: Filters,
         price: float | None = None,
         slice: str | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
         shared: str = "",
         top: int = 1,
     ) -> Sweep:
@@ -129,6 +131,8 @@ class Sweep(NamedTuple):
             filters: of every point.
             price: dollars per chip and hour.
             slice: shape of a torus slice.
+            max_num_seqs: of every engine (`Engine.limited`).
+            max_num_batched_tokens: likewise.
             shared: all of these, as they are typed.
             top: rows of each point; 0 = all.
 
@@ -143,7 +147,7 @@ class Sweep(NamedTuple):
             _each(lists[name], known)
         models = {name: load_model(name) for name in lists["model"]}
         machines = {
-            (hardware, engine): load_machine(hardware, engine)
+            (hardware, engine): _limited(load_machine(hardware, engine), max_num_seqs, max_num_batched_tokens)
             for hardware in lists["hardware"]
             for engine in lists["engine"]
         }
@@ -226,10 +230,16 @@ def _failed(point: Point, reason: str) -> dict[str, Any]:
         "gpus": request.gpus,
         "isl": work.isl,
         "osl": work.osl,
+        "prefix_hit": work.prefix_hit,
         "concurrency": work.concurrency,
         "error": reason,
         ASKED: point.asked,
     }
+
+
+def _limited(machine: tuple[Hardware, Engine], sequences: int | None, tokens: int | None) -> tuple[Hardware, Engine]:
+    hardware, engine = machine
+    return hardware, engine.limited(sequences, tokens)
 
 
 def _each(values: Sequence[Any], known: Callable[[str], object]) -> None:

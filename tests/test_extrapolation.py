@@ -23,6 +23,7 @@ from planner.specs.catalog import ENGINES, HARDWARE, names
         ({"tp": 8, "dp": 2, "concurrency": 200}, None),  # 100 a replica
         ({"tp": 16, "hardware": "a100", "isl": 8000, "concurrency": 200}, "hardware, tp, batch, isl"),
         ({"tp": 8, "engine": "vllm-0.6"}, "version"),
+        ({"tp": 8, "prefix_hit": 0.5}, "prefix"),
         ({"tp": 16, "pp": 2, "engine": "ideal"}, None),
         ({"tp": 8, "hardware": "h100-lecture"}, None),
         ({"tp": 8, "weights": "int4"}, "weights"),

@@ -58,6 +58,9 @@ def run(
     weights: Weights = None,
     kv_cache: KvCache = None,
     max_context: opt.MaxContext = None,
+    max_num_seqs: opt.MaxNumSeqs = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
+    prefix_hit: opt.PrefixHit = 0.0,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -119,12 +122,14 @@ def run(
             chip or "",
             software,
             gpus or (8 if wanted is None else wanted.chips),
-            workload_of(isl, osl, concurrency, schedule, stored, cache, max_context, arrivals),
+            workload_of(isl, osl, concurrency, schedule, stored, cache, max_context, arrivals, prefix_hit),
             objective,
             limits,
             chosen,
             opt.above_zero(price, "--price"),
             slice_,
+            max_num_seqs,
+            max_num_batched_tokens,
         )
         if objective == "cost" and request.usd_per_chip_hour is None and request.hardware.price is None:
             raise InputError(

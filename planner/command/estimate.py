@@ -18,7 +18,7 @@ from planner.plans.plan import Plan
 from planner.points import CHOICES, DEFAULTS, DEGREES, OPTIONS
 from planner.report import tabular
 from planner.report.figures import short
-from planner.request import TIMES
+from planner.request import TIMES, check_prefix_hit
 from planner.results import COLUMNS, Results
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.engine import Engine
@@ -79,6 +79,9 @@ def run(
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     max_context: opt.MaxContext = None,
+    max_num_seqs: opt.MaxNumSeqs = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
+    prefix_hit: opt.PrefixHit = 0.0,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -98,6 +101,7 @@ def run(
 ) -> None:
     """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses."""
     opt.check_targets(csv, json)
+    check_prefix_hit("--prefix-hit", prefix_hit)
     outputs = (("--csv", csv), ("--json", json))
     opt.check_apart(
         outputs, [points, *(against or []), *(file for file in (model, hardware, engine) if opt.is_file(file))]
@@ -109,6 +113,7 @@ def run(
         "schedule": schedule, "arrivals": arrivals, "weights": weights, "kv_cache": kv_cache,
         "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
         "memory_fraction": opt.above_zero(memory_fraction, "--memory-fraction"), "slice": slice_,
+        "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "prefix_hit": prefix_hit,
     }  # fmt: skip
     limits = {
         name: limit
@@ -147,7 +152,7 @@ def run(
         ]
     )
     if as_table:
-        _print_one(results, load_machine(hardware, engine), placement, slice_)
+        _print_one(results, (load_machine(hardware, engine)[0], _engine(given)), placement, slice_)
 
 
 def _check_placement(wanted: bool, points: str | None, against: list[str] | None, as_table: bool, quiet: bool) -> None:
@@ -173,6 +178,12 @@ def _print_one(results: Results, machine: Machine, placement: bool, slice_: str 
         row = results.row(0)
         print()
         print_placement(Placement.of(hardware, row["gpus"], slice_), Plan.parse(row["plan"]))
+
+
+def _engine(given: dict[str, Any]) -> Engine:
+    """The engine as it is asked to run."""
+    engine = load_machine(given["hardware"], given["engine"])[1]
+    return engine.limited(given["max_num_seqs"], given["max_num_batched_tokens"])
 
 
 def _one(text: str | None, option: str) -> int | None:
@@ -245,7 +256,7 @@ def _against(
         from planner.report.table import print_estimate, print_results  # noqa: PLC0415
 
         if len(runs) == 1:
-            print_estimate(results, load_machine(given["hardware"], given["engine"])[1])
+            print_estimate(results, _engine(given))
         else:
             print_results(results.take(np.array(priced)))
         report.print_against([rows[index] for index in priced], [runs[index] for index in priced])

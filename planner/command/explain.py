@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -48,6 +49,9 @@ def run(
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     max_context: opt.MaxContext = None,
+    max_num_seqs: opt.MaxNumSeqs = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
+    prefix_hit: opt.PrefixHit = 0.0,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -83,16 +87,18 @@ def run(
         hardware,
         engine,
         gpus or (8 if only is None else only.chips),
-        workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals),
+        workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit),
         objective,
         limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
         filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn),
         opt.above_zero(price, "--price"),
         slice_,
+        max_num_seqs,
+        max_num_batched_tokens,
     )
     if only is not None and any(request.filters):
         raise InputError("--plan names one plan; leave out --tp, --pp and the like, which choose among several")
-    found = _explained(request, only, _machines(request, hardware))
+    found = _explained(request, only, _machines(request, hardware, max_num_seqs, max_num_batched_tokens))
     tabular.write_rows(report.rows(found), csv, json, not no_header, [(plot, lambda: _picture(found.plan, plot))])
     if not opt.is_piped(csv, json) and not quiet:
         report.print_explanation(found)
@@ -125,10 +131,11 @@ def _explained(request: Request, only: Plan | None, machines: list[Machine]) -> 
     return report.Explanation(one, place, len(labels), tried, other)
 
 
-def _machines(request: Request, hardware: str) -> list[Machine]:
+def _machines(request: Request, hardware: str, sequences: int | None, tokens: int | None) -> list[Machine]:
     """The chip under every engine whose constants were measured on it, in the version that they stand for.
 
     Of an engine's versions and variants (`NAME-...` beside `NAME`) only the first: nobody changes to an older one.
+    Each under the limits on requests and tokens that are asked for; one that cannot have them is left out.
     """
     measured = []
     for name in names(ENGINES):
@@ -136,4 +143,10 @@ def _machines(request: Request, hardware: str) -> list[Machine]:
         if found is not None and found.same_version and request.hardware.name in found.hardware:
             measured.append(name)
     variants = {name for name in measured for other in measured if name.startswith(f"{other}-")}
-    return [load_machine(hardware, name) for name in measured if name not in variants]
+    machines = []
+    for name in measured:
+        if name not in variants:
+            machine, engine = load_machine(hardware, name)
+            with suppress(InputError):
+                machines.append((machine, engine.limited(sequences, tokens)))
+    return machines

@@ -58,6 +58,8 @@ def run(
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     max_context: opt.MaxContext = None,
+    max_num_seqs: opt.MaxNumSeqs = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     memory_limit: opt.MemoryLimit = None,
     memory_fraction: opt.MemoryFraction = None,
     slice_: opt.Slice = None,
@@ -82,6 +84,7 @@ def run(
     chosen = _plan(plan, {"tp": tp, "pp": pp, "dp": dp}, attention)
     shape = load_model(model)
     machine, software = load_machine(hardware, engine)
+    software = software.limited(max_num_seqs, max_num_batched_tokens)
     if weights is not None:
         weight_dtype(weights)
     if kv_cache is not None:

@@ -47,6 +47,8 @@ def run(
     draft: Draft = False,
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
+    max_num_seqs: opt.MaxNumSeqs = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     memory_limit: opt.MemoryLimit = None,
     memory_fraction: opt.MemoryFraction = None,
     csv: opt.Csv = None,
@@ -62,6 +64,7 @@ def run(
     opt.check_targets(csv, json)
     shape = load_model(model)
     machine, software = load_machine(hardware, engine)
+    software = software.limited(max_num_seqs, max_num_batched_tokens)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     budget = Budget.of(machine, software, limit, memory_fraction)
     sharding = attention or "heads"

@@ -63,6 +63,17 @@ KvCache = Annotated[
 MaxContext = Annotated[
     int | None, typer.Option("--max-context", min=1, help="Tokens a request must be able to hold; memory only.")
 ]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option("--max-num-seqs", metavar="N", help="Requests that a replica runs at once at most [the engine's]."),
+]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option("--max-num-batched-tokens", metavar="N", help="Tokens of an iteration at most [the engine's]."),
+]
+PrefixHit = Annotated[
+    float, typer.Option("--prefix-hit", metavar="SHARE", help="Share of a prompt whose KV is cached, as 0.6.")
+]
 Objective = Annotated[str, typer.Option("--objective", metavar="GOAL", help="latency, ttft, tpot, throughput or cost.")]
 MaxTtft = Annotated[float | None, typer.Option("--max-ttft", metavar="MS", help="Highest time to first token.")]
 MaxTpot = Annotated[float | None, typer.Option("--max-tpot", metavar="MS", help="Highest time per output token.")]

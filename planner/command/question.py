@@ -26,13 +26,16 @@ def request_of(
     filters: Filters,
     price: float | None,
     slice_: str | None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
 ) -> Request:
     """The request for one model on one machine.
 
     Raises:
-        InputError: an unknown name or dtype, a file that cannot be used.
+        InputError: an unknown name or dtype, a file that cannot be used, a limit that the engine cannot have.
     """
     machine, software = load_machine(hardware, engine)
+    software = software.limited(max_num_seqs, max_num_batched_tokens)
     if workload.weights is not None:
         weight_dtype(workload.weights)
     if workload.kv_cache is not None:
@@ -50,11 +53,12 @@ def workload_of(
     kv_cache: str | None,
     max_context: int | None,
     arrivals: str | None,
+    prefix_hit: float = 0.0,
 ) -> Workload:
     """The workload; its words are checked where the request is."""
     return Workload(
         isl, osl, concurrency, cast("Schedule | None", schedule), weights, kv_cache, max_context,
-        cast("Arrivals | None", arrivals),
+        cast("Arrivals | None", arrivals), prefix_hit,
     )  # fmt: skip
 
 

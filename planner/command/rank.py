@@ -46,6 +46,9 @@ def run(
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     max_context: opt.MaxContext = None,
+    max_num_seqs: opt.MaxNumSeqs = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
+    prefix_hit: opt.PrefixHit = 0.0,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -92,12 +95,14 @@ def run(
         hardware,
         engine,
         gpus,
-        workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals),
+        workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit),
         objective,
         limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
         filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn),
         price,
         slice_,
+        max_num_seqs,
+        max_num_batched_tokens,
     )._replace(pareto=pareto)
     try:
         ranking = rank(request)
@@ -222,6 +227,7 @@ def _refused_row(request: Request, refused: Refused) -> dict[str, Any]:
         "gpus": request.gpus,
         "isl": request.workload.isl,
         "osl": request.workload.osl,
+        "prefix_hit": request.workload.prefix_hit,
         "concurrency": request.workload.concurrency,
         "error": refused.reason,
     }

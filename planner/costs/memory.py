@@ -303,6 +303,18 @@ def needed_tokens(engine: Engine, isl: Num, osl: Num, max_context: Num) -> Num:
     return _blocks(engine, np.maximum(isl + osl, max_context))
 
 
+def cached_tokens(engine: Engine, isl: Num, share: Num) -> Num:
+    """Tokens of a prompt that a prefix cache saves: whole blocks, and never the last token, which gives the logits.
+
+    Args:
+        engine: its block is the cache's.
+        isl: tokens of the prompt.
+        share: of it that is cached, 0 to 1.
+    """
+    block = engine.scheduler.block_tokens
+    return np.floor(np.minimum(isl * share * (1 + 1e-12), isl - 1) / block) * block
+
+
 def held_tokens(engine: Engine, isl: Num, osl: Num, max_context: Num) -> Num:
     """Tokens of KV that a running request holds on average: all of it, or pages as they fill."""
     if engine.scheduler.kv_reservation == "whole":

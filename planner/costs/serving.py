@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from planner.costs.collectives import Network
 from planner.costs.layers import Formats, Pass, Structure, causal_pairs
-from planner.costs.memory import Budget, Room, held_tokens, needed_tokens, room
-from planner.costs.roofline import Parts
+from planner.costs.memory import Budget, Room, cached_tokens, held_tokens, needed_tokens, room
+from planner.costs.roofline import Parts, plus
 from planner.costs.step import PassTime, Replica, pass_time
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
@@ -60,7 +60,7 @@ def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | 
 
 
 class Rows(NamedTuple):
-    """The rows to price: arrays of equal length, whole numbers as floats."""
+    """The rows to price: arrays of equal length, whole numbers (but for `prefix_hit`) as floats."""
 
     tp: Array
     pp: Array
@@ -70,11 +70,14 @@ class Rows(NamedTuple):
     concurrency: Array
     max_context: Array
     """0 where not given."""
+    prefix_hit: Array
+    """Share of a prompt that is cached, 0 to 1."""
 
     @classmethod
     def of(cls, **columns: Num) -> Rows:
-        """Rows of columns that broadcast; `max_context` may be left out."""
+        """Rows of columns that broadcast; `max_context` and `prefix_hit` may be left out."""
         columns.setdefault("max_context", 0.0)
+        columns.setdefault("prefix_hit", 0.0)
         arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
         return cls(*arrays)
 
@@ -156,6 +159,8 @@ class Estimates(NamedTuple):
     mfu_decode: Array
     ttft_parts: Parts
     tpot_parts: Parts
+    prefill_share: Array
+    """Of the time in which requests are served, what prompts take (b E); decode steps take the rest."""
 
 
 def price(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
@@ -218,9 +223,11 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
         ttft = ttft.within(OWN)
         own, tpot = ttft, step
+        prompts = own.total
     else:
         own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
+        prompts = own.total + stall.total
         seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
         arriving = replica.term("request", Parts(overhead=setting.engine.host.request_us * US))
         ttft = own + stall * (1.0 - seen) + arriving.within(JOIN)
@@ -246,6 +253,7 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
         ttft_parts=ttft.over(rows.length),
         tpot_parts=tpot.over(rows.length),
+        prefill_share=prompts / (prompts + (rows.osl - 1) * step.total) * empty,
     )
 
 
@@ -263,32 +271,35 @@ def _continuous_prefill(
     Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
     replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
     Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
+    Cached tokens are a chunk that is done already: none is computed, all are attended to and so read back.
     """
     micro = np.ceil(b / microbatches)
     scheduler, window = replica.engine.scheduler, replica.model.attention.window
     mixed = scheduler.prefill == "mixed"
     context = rows.isl + rows.osl / 2
+    cached = _cached(replica, rows)
+    fresh = plus(rows.isl, cached * -1.0)
     waiting = np.maximum(1.0, micro / rows.osl)  # prompts that come in the time of one pass
     riding = micro - waiting if mixed else np.zeros_like(micro)
     if scheduler.chunk_tokens is None:
-        chunk = rows.isl
+        chunk = fresh
         packed = waiting if mixed else np.ones_like(micro)
     else:
         budget = np.maximum(1.0, scheduler.chunk_tokens - riding)
-        chunk = np.minimum(rows.isl, budget)
-        packed = np.maximum(1.0, np.minimum(waiting, budget / rows.isl))
-    whole_chunks = np.ceil(rows.isl / chunk) - 1
-    done = whole_chunks * chunk
+        chunk = np.minimum(fresh, budget)
+        packed = np.maximum(1.0, np.minimum(waiting, budget / fresh))
+    whole_chunks = np.ceil(fresh / chunk) - 1
+    done = plus(whole_chunks * chunk, cached)
     tail = (_pairs_between(done, rows.isl, None), _pairs_between(done, rows.isl, window))
-    last = packed * (rows.isl - done)
+    last, prior = packed * (rows.isl - done), packed * done
     final = pass_time(
-        replica, Pass(riding, context, last, packed * tail[0], done, packed, packed, window_pairs=packed * tail[1])
+        replica, Pass(riding, context, last, packed * tail[0], prior, packed, packed, window_pairs=packed * tail[1])
     )
     own, slowest = final.whole, final.slowest
     if np.any(whole_chunks > 0):
         several = np.maximum(whole_chunks, 1.0)
-        pairs, near = causal_pairs(done) / several, _pairs_between(0.0, done, window) / several
-        prior = chunk * (several - 1) / 2
+        pairs, near = (_pairs_between(cached, done, seen) / several for seen in (None, window))
+        prior = plus(chunk * (several - 1) / 2, cached)
         full = pass_time(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
         longest = full
         if np.any(rows.pp > 1):  # the last full chunk reads the most context, and all stages see it go by
@@ -300,7 +311,7 @@ def _continuous_prefill(
         own = _behind(full, longest, whole_chunks, final)
         slowest = slowest + full.slowest * whole_chunks
     iterations = whole_chunks + 1
-    processed = packed * rows.isl + iterations * riding
+    processed = packed * fresh + iterations * riding
     turns = np.maximum(b - packed, 0.0) / packed  # passes of other prompts while this one is served
     passes = slowest * turns
     if not mixed:
@@ -322,7 +333,12 @@ def _behind(full: PassTime, longest: PassTime, passes: Array, final: PassTime) -
     return leads.where((passes < 1) | (leads.total >= waits.total), waits)
 
 
-def _pairs_between(start: Num, stop: Array, window: int | None) -> Num:
+def _cached(replica: Replica, rows: Rows) -> Num:
+    """Tokens of each prompt that are not computed again; the constant 0 where no row has any."""
+    return cached_tokens(replica.engine, rows.isl, rows.prefix_hit) if np.any(rows.prefix_hit) else 0.0
+
+
+def _pairs_between(start: Num, stop: Num, window: int | None) -> Num:
     """Query-key pairs of a prompt's tokens from `start` to `stop`."""
     return causal_pairs(stop, window) - causal_pairs(start, window)
 
@@ -330,35 +346,38 @@ def _pairs_between(start: Num, stop: Array, window: int | None) -> Num:
 def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) -> tuple[Parts, Array]:
     """(prefill of the whole batch, rows it processes): passes of whole microbatches or of the token budget."""
     window = replica.model.attention.window
-    total = b * rows.isl
-    per_pass = np.ceil(b / microbatches) * rows.isl
+    cached = _cached(replica, rows)
+    fresh = plus(rows.isl, cached * -1.0)
+    total = b * fresh
+    per_pass = np.ceil(b / microbatches) * fresh
     if replica.engine.scheduler.chunk_tokens is not None:
         per_pass = np.minimum(per_pass, replica.engine.scheduler.chunk_tokens)
     whole_passes = np.ceil(total / per_pass) - 1
     done = whole_passes * per_pass
 
     def pairs(start: Num, stop: Array, seen: int | None) -> Array:
-        """Query-key pairs of the prompts' tokens from `start` to `stop`, prompts standing one behind the other."""
-        prompts = [np.floor(tokens / rows.isl) for tokens in (start, stop)]
-        rests = [tokens - whole * rows.isl for tokens, whole in zip((start, stop), prompts, strict=True)]
-        whole: Array = (prompts[1] - prompts[0]) * causal_pairs(rows.isl, seen)
+        """Query-key pairs of the prompts' new tokens from `start` to `stop`, prompts standing one behind the other."""
+        prompts = [np.floor(tokens / fresh) for tokens in (start, stop)]
+        rests = [cached + tokens - whole * fresh for tokens, whole in zip((start, stop), prompts, strict=True)]
+        whole: Array = (prompts[1] - prompts[0]) * _pairs_between(cached, rows.isl, seen)
         return np.asarray(whole + causal_pairs(rests[1], seen) - causal_pairs(rests[0], seen))
 
     def some(start: Num, stop: Array, passes: Num, prior: Array, ended: Array) -> PassTime:
         tokens = (stop - start) / passes
-        prompts = np.maximum(1.0, np.ceil(tokens / rows.isl))
+        prompts = np.maximum(1.0, np.ceil(tokens / fresh))
         full = pairs(start, stop, None) / passes
         near = 0.0 if window is None else pairs(start, stop, window) / passes
         return pass_time(
-            replica, Pass(np.zeros_like(b), rows.isl, tokens, full, prior, prompts, ended, window_pairs=near)
+            replica,
+            Pass(np.zeros_like(b), rows.isl, tokens, full, prior + prompts * cached, prompts, ended, window_pairs=near),
         )
 
-    ended = np.floor(done / rows.isl)
-    final = some(done, total, 1.0, done - ended * rows.isl, b - ended)
+    ended = np.floor(done / fresh)
+    final = some(done, total, 1.0, done - ended * fresh, b - ended)
     time = final.whole
     if np.any(whole_passes > 0):
         several = np.maximum(whole_passes, 1.0)
-        cut = np.where(per_pass % rows.isl == 0, 0.0, np.minimum(rows.isl, done) / 2)  # an average prompt cut in two
+        cut = np.where(per_pass % fresh == 0, 0.0, np.minimum(fresh, done) / 2)  # an average prompt cut in two
         full = some(0.0, np.maximum(done, 1.0), several, cut, ended / several)
         time = _behind(full, full, whole_passes, final)
     return time, total

@@ -160,7 +160,7 @@ def breakdown(request: Request, plan: Plan, concurrency: int) -> Breakdown:
     setting = setting_of(request, placement, Structure(plan.attention, plan.prefill_attention))
     rows = Rows.of(
         tp=plan.tp, pp=plan.pp, dp=plan.dp, isl=work.isl, osl=work.osl, concurrency=concurrency,
-        max_context=work.max_context or 0,
+        max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
     reason = memory_reasons(setting, fitted, rows.concurrency)[0]

@@ -127,7 +127,7 @@ def goals(one: Candidate, concurrency: Any, isl: Any) -> Array:
     work = request.workload
     rows = Rows.of(
         tp=plan.tp, pp=plan.pp, dp=plan.dp, isl=isl, osl=work.osl, concurrency=concurrency,
-        max_context=work.max_context or 0,
+        max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
     fits = np.array([reason is None for reason in memory_reasons(setting, fitted, rows.concurrency)])
@@ -209,7 +209,7 @@ def room(one: Candidate) -> Room:
     def fitted(isl: int) -> Fit:
         rows = Rows.of(
             tp=one.plan.tp, pp=one.plan.pp, dp=one.plan.dp, isl=isl, osl=work.osl, concurrency=1.0,
-            max_context=work.max_context or 0,
+            max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
         )  # fmt: skip
         return fit(setting, rows, clip=False)
 

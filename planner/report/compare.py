@@ -11,7 +11,7 @@ from planner.explaining.breakdown import Breakdown
 from planner.explaining.comparison import Candidate, Contest, Flip, Room
 from planner.explaining.difference import brought_together, lines
 from planner.report.explain import LEAST, print_lines, signed, tied
-from planner.report.figures import plural, short
+from planner.report.figures import plural, prompt, short
 from planner.report.table import Column, lay_out, paragraphs, show, width
 from planner.report.why import extrapolated
 from planner.request import Request
@@ -112,8 +112,9 @@ def _headline(found: Comparison) -> str:
     return (
         f"{each(lambda request: request.model.name)} on "
         f"{each(lambda request: f'{request.gpus} x {request.hardware.name}')}, "
-        f"{each(lambda request: f'{request.engine.name} {request.engine.version}')}; {work.isl} tokens in, {work.osl} "
-        f"out, {load}, {each(_schedule)} batching; for {first.objective}."
+        f"{each(lambda request: f'{request.engine.name} {request.engine.version}')}; "
+        f"{prompt(work.isl, work.prefix_hit)}, {work.osl} out, {load}, {each(_schedule)} "
+        f"batching; for {first.objective}."
     )
 
 

@@ -11,7 +11,7 @@ from planner.explaining.breakdown import Breakdown, Item, Times, floored, summed
 from planner.explaining.changes import OPEN_TO_ALL, Effect
 from planner.explaining.difference import Line, brought_together, lines
 from planner.ranking import error_bar
-from planner.report.figures import plural, short
+from planner.report.figures import plural, prompt, short
 from planner.report.placement import print_placement
 from planner.report.table import COLOURS, Column, lay_out, paragraphs, show, width
 from planner.report.why import batching, extrapolated
@@ -131,8 +131,8 @@ def _headline(found: Explanation) -> str:
     goal = "" if request.objective == "latency" else f"; for {request.objective}: {_goal(plan)}"
     return (
         f"{request.model.name} {plan.plan.label}{place} on {request.gpus} x {request.hardware.name}, "
-        f"{request.engine.name} {request.engine.version}, {row['weights']} weights, {row['kv_cache']} KV; {work.isl} "
-        f"tokens in, {work.osl} out, concurrency {row['concurrency']}, {batching(row)}: "
+        f"{request.engine.name} {request.engine.version}, {row['weights']} weights, {row['kv_cache']} KV; "
+        f"{prompt(work.isl, work.prefix_hit)}, {work.osl} out, concurrency {row['concurrency']}, {batching(row)}: "
         f"{short(row['latency_ms'])} ms a request = {made}{goal}."
     )
 

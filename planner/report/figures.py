@@ -21,6 +21,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def prompt(isl: int, prefix_hit: float) -> str:
+    """What comes in with a request, and how much of it is cached."""
+    return f"{isl} tokens in" + (f" ({short(100 * prefix_hit)}% cached)" if prefix_hit else "")
+
+
 def significant(value: float, digits: int) -> str:
     """A value with this many significant digits, whole ones kept, without an exponent or trailing zeros."""
     if value == 0:

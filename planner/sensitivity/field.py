@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from planner.costs.collectives import Groups, Network
 from planner.costs.layers import Pass, Structure, causal_pairs, count
+from planner.costs.memory import cached_tokens
 from planner.costs.serving import Fit, Rows, Setting, fit, price
 from planner.costs.weights import Num, Shard
 from planner.plans.placement import Placement
@@ -95,7 +96,9 @@ class Field(NamedTuple):
             setting = setting_of(request, ranking.placement, Structure(*structure))
             names = ("tp", "pp", "dp", "isl", "osl", "concurrency")
             columns = {name: results[name][places] for name in names}
-            rows = Rows.of(**columns, max_context=request.workload.max_context or 0)
+            rows = Rows.of(
+                **columns, max_context=request.workload.max_context or 0, prefix_hit=request.workload.prefix_hit
+            )
             fitted = fit(setting, rows, clip=False)
             groups.append(_Group(places, setting, rows, fitted))
             traffic += _traffic(groups[-1], results.take(places), request.objective)
@@ -236,8 +239,9 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
     scheduler, alone = setting.engine.scheduler, setting.schedule == "static"
     packed = np.maximum(1.0, micro if alone else micro / rows.osl)  # prompts that come in the time of one pass
     riding = np.maximum(0.0, micro - packed) if scheduler.prefill == "mixed" and not alone else nothing
-    tokens = np.minimum(packed * rows.isl, np.maximum(1.0, (scheduler.chunk_tokens or np.inf) - riding))
-    pairs, packed = tokens / rows.isl * causal_pairs(rows.isl), np.maximum(1.0, tokens / rows.isl)
+    fresh = rows.isl - cached_tokens(setting.engine, rows.isl, rows.prefix_hit)
+    tokens = np.minimum(packed * fresh, np.maximum(1.0, (scheduler.chunk_tokens or np.inf) - riding))
+    pairs, packed = tokens / fresh * causal_pairs(rows.isl), np.maximum(1.0, tokens / fresh)
     prompt = Pass(riding, rows.isl + rows.osl / 2, tokens, pairs, nothing, packed, packed)
     ttft, tpot = results.ttft_parts, {bound: np.nan_to_num(part) for bound, part in results.tpot_parts.items()}
     firsts, answers = {"ttft": (1.0, 0.0), "tpot": (0.0, 1.0)}.get(objective, (1.0, rows.osl - 1))

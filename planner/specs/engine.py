@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
+from planner.errors import InputError
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
 from planner.specs.fields import (
     Count,
@@ -21,6 +22,8 @@ from planner.specs.hardware import CollectiveOp, Hardware
 from planner.specs.launch import Launch
 from planner.specs.workload import Arrivals, Schedule
 
+_SEQUENCES, _TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
+_MOST = 10**9  # beyond, a number is a slip of the keyboard
 ATTENTION = ("heads", "batch")
 """Ways to shard attention and its KV cache."""
 
@@ -179,6 +182,49 @@ class Engine(NamedTuple):
         """Dtype of the KV cache when none is asked for: on this hardware, else for these weights, else always."""
         own = {} if hardware is None else hardware.kv_cache
         return own.get(weights, self.kv_cache.by_weights.get(weights, self.kv_cache.default))
+
+    def limited(self, sequences: int | None = None, tokens: int | None = None) -> Engine:
+        """The engine with other limits of an iteration, as its own options set them; none = as its file has it.
+
+        What it warms up with and so keeps free for activations follows: rows of logits by `sequences`, tokens through
+        the widest layer by `tokens`. Where decodes ride in the same iterations as prompts, each running request takes
+        one of the tokens: fewer tokens than the file's `max_sequences` lower that too, as in vLLM.
+
+        Args:
+            sequences: requests that a replica runs at once at most (`scheduler.max_sequences`).
+            tokens: of an iteration at most (`scheduler.chunk_tokens`).
+
+        Raises:
+            InputError: out of range, fewer tokens than requests that decode, or an engine that never cuts a prompt.
+        """
+        if sequences is None and tokens is None:
+            return self
+        for option, value in ((_SEQUENCES, sequences), (_TOKENS, tokens)):
+            if value is not None and not 1 <= value <= _MOST:
+                raise InputError(f"{option} must be a whole number from 1 to {_MOST}, found {value}")
+        scheduler, memory = self.scheduler, self.memory
+        if tokens is not None and scheduler.chunk_tokens is None:
+            raise InputError(
+                f"{_TOKENS}: engine {self.name} never cuts a prompt (chunk_tokens of its file is none); leave it out, "
+                "or name another engine"
+            )
+        most, budget = sequences or scheduler.max_sequences, tokens or scheduler.chunk_tokens
+        if scheduler.prefill == "mixed" and budget is not None and most > budget:
+            if sequences is not None:
+                raise InputError(
+                    f"{_SEQUENCES} {most}: {self.name} decodes one token of each in an iteration of at most {budget} "
+                    f"tokens; expected at most {budget}, or a {_TOKENS} of at least {most}"
+                )
+            most = budget
+        wider = 1.0 if budget is None or scheduler.chunk_tokens is None else budget / scheduler.chunk_tokens
+        reserved = memory.activation_tokens
+        return self._replace(
+            scheduler=scheduler._replace(max_sequences=most, chunk_tokens=budget),
+            memory=memory._replace(
+                logits_rows=memory.logits_rows * (most / scheduler.max_sequences),
+                activation_tokens=None if reserved is None else max(1, round(reserved * wider)),
+            ),
+        )
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """(key path, sentence) wherever a value is none of those that exist."""

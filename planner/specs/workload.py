@@ -22,6 +22,7 @@ class Workload(NamedTuple):
         kv_cache: dtype of the KV cache; none = the engine's rule.
         max_context: tokens that a request must be able to hold; changes memory only.
         arrivals: how requests arrive, which divides a prefill's stall between TTFT and TPOT; none = the engine's rule.
+        prefix_hit: share of a prompt, 0 to 1, whose KV the engine has cached; rounded down to whole blocks.
     """
 
     isl: int = 1024
@@ -32,3 +33,4 @@ class Workload(NamedTuple):
     kv_cache: str | None = None
     max_context: int | None = None
     arrivals: Arrivals | None = None
+    prefix_hit: float = 0.0

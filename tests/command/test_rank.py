@@ -116,6 +116,8 @@ def test_json_has_null_where_nothing_applies_and_whole_numbers_whole() -> None:
         "tpot_ms",
         "mfu_decode",
         "usd_per_mtok",
+        "usd_per_mtok_input",
+        "usd_per_mtok_output",
         "wh_per_mtok",
         "tie",
         "error",
