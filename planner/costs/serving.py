@@ -222,12 +222,11 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
     if setting.schedule == "static":
         ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
         ttft = ttft.within(OWN)
-        own, tpot = ttft, step
-        prompts = own.total
+        own, tpot, stalled = ttft, step, 0.0
     else:
         own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
-        prompts = own.total + stall.total
+        stalled = stall.total
         seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
         arriving = replica.term("request", Parts(overhead=setting.engine.host.request_us * US))
         ttft = own + stall * (1.0 - seen) + arriving.within(JOIN)
@@ -242,6 +241,8 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
     useful = 2 * matmul_parameters(setting.model)
     empty = np.where(runs, 1.0, np.nan)
     no_answer = np.where(answers, empty, np.nan)
+    own_total = own.total
+    prompts = plus(own_total, stalled)
     return Estimates(
         batch=batch,
         running=running,
@@ -249,7 +250,7 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         tpot=tpot.total * no_answer,
         latency=latency * empty,
         requests_per_s=running / residence * empty,
-        mfu_prefill=useful * prefill_rows / (chips * peak * own.total) * empty,
+        mfu_prefill=useful * prefill_rows / (chips * peak * own_total) * empty,
         mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
         ttft_parts=ttft.over(rows.length),
         tpot_parts=tpot.over(rows.length),
