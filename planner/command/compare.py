@@ -89,7 +89,7 @@ def run(
     one leads. Examples: plan compare TP8 TP4xDP2 --model llama3-70b --gpus 8;
     plan compare --plan TP8 --hardware h100,h200 --model llama3-70b
     """
-    opt.check_targets(csv, json)
+    opt.check_targets(csv, json, specs=(model, hardware, engine))
     if not model:
         raise InputError("no model: give --model")
     labels = [*(plans or []), *_split(plan, "--plan")]

@@ -100,12 +100,9 @@ def run(
     version: opt.Version = False,
 ) -> None:
     """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses."""
-    opt.check_targets(csv, json)
+    opt.check_targets(csv, json, specs=(model, hardware, engine))
     check_prefix_hit("--prefix-hit", prefix_hit)
-    outputs = (("--csv", csv), ("--json", json))
-    opt.check_apart(
-        outputs, [points, *(against or []), *(file for file in (model, hardware, engine) if opt.is_file(file))]
-    )
+    opt.check_apart((("--csv", csv), ("--json", json)), [points, *(against or [])])
     given: dict[str, Any] = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,
         "dp": dp, "ep": ep, "cp": cp, "attention": attention, "prefill_attention": prefill_attention, "ffn": ffn,

@@ -79,7 +79,7 @@ def run(
     debug: opt.Debug = False,
 ) -> None:
     """Where the time and the memory of a plan go, by operation; the one change that would help most; the runner-up."""
-    opt.check_targets(csv, json, ("--plot", plot))
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
     opt.check_plot(plot)
     only = None if plan is None else Plan.parse(plan)
     request = request_of(

@@ -78,7 +78,7 @@ def run(
 
     What is printed is a shell script. Flags are those of the engine's documentation (`plan show vllm`).
     """
-    opt.check_targets(csv, json)
+    opt.check_targets(csv, json, specs=(model, hardware, engine))
     if force and output is None:
         raise InputError("--force replaces files of --output DIR; give that too")
     chosen = _plan(plan, {"tp": tp, "pp": pp, "dp": dp}, attention)

@@ -61,7 +61,7 @@ def run(
 
     Several degrees (--tp 1,2,4,8) give a line for each.
     """
-    opt.check_targets(csv, json)
+    opt.check_targets(csv, json, specs=(model, hardware, engine))
     shape = load_model(model)
     machine, software = load_machine(hardware, engine)
     software = software.limited(max_num_seqs, max_num_batched_tokens)

@@ -187,16 +187,19 @@ def above_zero(value: float | None, option: str) -> float | None:
     return value
 
 
-def check_targets(csv: str | None, json: str | None, *more: tuple[str, str | None]) -> None:
-    """Refuses two texts in one place.
+def check_targets(
+    csv: str | None, json: str | None, *more: tuple[str, str | None], specs: Iterable[str | None] = ()
+) -> None:
+    """Refuses two texts in one place, and a text in the place of a specification that the command reads.
 
     Args:
         csv: of --csv.
         json: of --json.
         more: (option, path or none) of further files that the command writes.
+        specs: models, hardware and engines as they were given: names or paths, several joined by commas.
 
     Raises:
-        InputError: both --csv - and --json -, the same file twice, or no name at all.
+        InputError: both --csv - and --json -, the same file twice, a specification's own, or no name at all.
     """
     if csv == tabular.STDOUT and json == tabular.STDOUT:
         raise InputError("--csv - and --json - both want stdout; give one of them a file")
@@ -209,6 +212,8 @@ def check_targets(csv: str | None, json: str | None, *more: tuple[str, str | Non
         other = seen.setdefault(Path(target).resolve(), f"{option} {target}")
         if other != f"{option} {target}":
             raise InputError(f"{other} and {option} {target} are the same file; give each its own")
+    named = [name.strip() for names in specs if names is not None for name in names.split(",")]
+    check_apart((("--csv", csv), ("--json", json), *more), [name for name in named if is_file(name)])
 
 
 def check_plot(plot: str | None) -> None:

@@ -88,7 +88,7 @@ def run(
     version: opt.Version = False,
 ) -> None:
     """Rank every way to split a model over these chips."""
-    opt.check_targets(csv, json, ("--plot", plot))
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
     opt.check_plot(plot)
     request = request_of(
         model,

@@ -123,7 +123,7 @@ def run(
     debug: opt.Debug = False,
 ) -> None:
     """Rank anew for every combination of some models, chips, lengths, loads, dtypes and goals."""
-    opt.check_targets(csv, json)
+    opt.check_targets(csv, json, specs=(model, hardware, engine))
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,
         "concurrency": concurrency, "weights": weights, "kv_cache": kv_cache, "objective": objective,

@@ -729,6 +729,18 @@ def test_nothing_is_written_when_one_of_two_targets_cannot_be(command: tuple[str
     refused(run(*command, "--csv", "-", "--json", "absent/plans.json"), 2, "absent/plans.json")
 
 
+@pytest.mark.parametrize("command", ["", "explain", "compare", "sweep", "memory", "estimate"])
+@pytest.mark.parametrize("output", ["--csv", "--json"])
+def test_a_specification_is_not_written_over(command: str, output: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: h100-sxm\n")
+    words = [command] * bool(command) + ["TP1", "TP2"] * (command == "compare")
+    done = run(*words, "-m", "llama3-8b", "-H", mine, output, tmp_path / "." / "mine.yaml")
+    assert (done.status, done.out) == (2, "")
+    assert done.err == f"plan: {output} {mine}: is read by this very command; choose another name\n"
+    assert mine.read_text() == "extends: h100-sxm\n"
+
+
 # --- points -----------------------------------------------------------------------------------------------------------
 
 NOT_POINTS: list[tuple[str, str | bytes, tuple[str, ...]]] = [
