@@ -13,8 +13,9 @@ from planner.costs.roofline import BOUNDS
 from planner.costs.serving import Rows, Setting, fit, price
 from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
-from planner.plans.plan import Plan
+from planner.plans.plan import Plan, grid_axes, layouts_of
 from planner.plans.rules import refusal
+from planner.plans.space import default_grid
 from planner.points import CHOICES, DEFAULTS, DEGREES, NUMBERS, Points, alike, check_names, distinct
 from planner.pricing import memory_reasons, setting_of
 from planner.request import Limits, Request, check_context, check_memory
@@ -71,6 +72,8 @@ def _estimated(table: Points) -> Results:
 
 def _price_group(table: Points, key: dict[str, str | None], index: NDArray[np.intp]) -> Results:
     """Results of rows that share all texts."""
+    key = dict(key)
+    key["ffn"], key["prefill_ffn"] = layouts_of(key["ffn"], key["prefill_ffn"])
     try:
         setting = _setting(table, key, index)
     except (InputError, NoPlanError) as error:
@@ -83,10 +86,12 @@ def _price_group(table: Points, key: dict[str, str | None], index: NDArray[np.in
     gpus = np.where(np.isnan(columns["gpus"]), product, columns["gpus"])
     concurrency = np.where(np.isnan(columns["concurrency"]), 1.0, columns["concurrency"])
     max_context = np.where(np.isnan(columns["max_context"]), 0.0, columns["max_context"])
+    plans, which = _plans(setting, columns, key)
     _check(table, setting, key, index, columns, gpus, max_context)
+    x, y = (np.array([plan.axes[axis] for plan in plans])[which] for axis in (0, 1))
     rows = Rows.of(
         tp=columns["tp"], pp=columns["pp"], dp=columns["dp"], isl=columns["isl"], osl=columns["osl"],
-        concurrency=concurrency, max_context=max_context, prefix_hit=columns["prefix_hit"],
+        concurrency=concurrency, max_context=max_context, prefix_hit=columns["prefix_hit"], x=x, y=y,
     )  # fmt: skip
     sound = np.array([table.errors[row] is None for row in index])
     rows = _safe(rows, sound)
@@ -97,7 +102,6 @@ def _price_group(table: Points, key: dict[str, str | None], index: NDArray[np.in
             table.fail(index[[place]], NoPlanError(reason))
     with np.errstate(invalid="ignore", divide="ignore"):
         priced = price(setting, rows, fitted)
-    plans, which = _plans(rows, columns, key)
     results = results_of(setting, plans, which, gpus, key["objective"] or DEFAULTS["objective"], rows, fitted, priced)
     return _marked(table, results, index)
 
@@ -112,6 +116,8 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
             raise InputError(f"{name} must be one of {', '.join(allowed)}, found {key[name]!r}")
     if get("model") is None:
         raise InputError("no model: give --model or a column `model`")
+    if key["grid"] is not None:
+        grid_axes(key["grid"])
     model = load_model(get("model"))
     hardware, engine = load_machine(get("hardware"), get("engine"))
     engine = engine.limited(*(_whole(key, name) for name in ("max_num_seqs", "max_num_batched_tokens")))
@@ -133,7 +139,8 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
         usd_per_chip_hour=_positive(key, "price", float),
         slice=key["slice"],
     )
-    return setting_of(request, placement, Structure(get("attention"), get("prefill_attention")))
+    structure = Structure(*(get(name) for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")))
+    return setting_of(request, placement, structure)
 
 
 def _positive(key: dict[str, str | None], name: str, read: Callable[[str], float]) -> float | None:
@@ -175,11 +182,8 @@ def _check(
     chosen = [*(columns[name] for name in DEGREES), gpus]
     for rows in alike(distinct(chosen)[1]):
         values: list[Any] = [int(column[rows[0]]) for column in chosen]
-        plan = Plan(
-            *values[:-1],
-            *(key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")),
-        )
         try:
+            plan = _plan(setting, key, values[:-1])
             placement = Placement.of(setting.hardware, values[-1], key["slice"])
             reason = refusal(setting.model, setting.engine, placement, plan, setting.formats.weights.name)
             if reason:
@@ -203,13 +207,24 @@ def _safe(rows: Rows, sound: NDArray[np.bool_]) -> Rows:
     return Rows(*(np.where(sound, getattr(rows, name), fallback.get(name, 1.0)) for name in Rows._fields))
 
 
-def _plans(rows: Rows, columns: dict[str, Array], key: dict[str, str | None]) -> tuple[list[Plan], NDArray[np.intp]]:
+def _plans(
+    setting: Setting, columns: dict[str, Array], key: dict[str, str | None]
+) -> tuple[list[Plan], NDArray[np.intp]]:
     """(the distinct plans, index of each row's plan)."""
-    degrees = [rows.tp, rows.pp, rows.dp, columns["ep"], columns["cp"]]
+    degrees = [columns[name] for name in DEGREES]
     first, which = distinct(degrees)
-    layout = [key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")]
     values = zip(*(column[first].astype(int).tolist() for column in degrees), strict=True)
-    return [Plan(*value, *layout) for value in values], which
+    return [_plan(setting, key, value) for value in values], which
+
+
+def _plan(setting: Setting, key: dict[str, str | None], degrees: Sequence[int]) -> Plan:
+    """The plan of some degrees; a layout that needs a grid gets the best one where none is named."""
+    chosen: dict[str, Any] = dict(zip(DEGREES, degrees, strict=True))
+    chosen |= {name: key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention")}
+    plan = Plan(**chosen, ffn=key["ffn"] or "1d", prefill_ffn=key["prefill_ffn"] or "1d", grid=key["grid"] or "")
+    if not plan.grid and "1d" not in (plan.ffn, plan.prefill_ffn):
+        return plan._replace(grid=default_grid(setting.model, setting.placement, plan.tp))
+    return plan
 
 
 def _marked(table: Points, results: Results, index: NDArray[np.intp]) -> Results:

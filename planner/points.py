@@ -33,14 +33,14 @@ CHOICES: dict[str, Sequence[str]] = {
 }
 TEXTS = (
     "model", "hardware", "engine", "objective", "schedule", "arrivals", "weights", "kv_cache", "attention",
-    "prefill_attention", "ffn", "prefill_ffn", "plan", "price", "memory_limit", "memory_fraction", "slice",
+    "prefill_attention", "ffn", "prefill_ffn", "grid", "plan", "price", "memory_limit", "memory_fraction", "slice",
     "max_num_seqs", "max_num_batched_tokens",
 )  # fmt: skip
 OPTIONS = (*NUMBERS, *TEXTS)
 """Names of what may be given for a point: the command's options, with underscores."""
 DEFAULTS: dict[str, Any] = {
     "hardware": "h100", "objective": "latency", "isl": 1024, "osl": 256, "prefix_hit": 0.0,
-    "attention": "heads", "prefill_attention": "heads", "ffn": "1d", "prefill_ffn": "1d",
+    "attention": "heads", "prefill_attention": "heads",
 }  # fmt: skip
 
 
@@ -97,8 +97,10 @@ class Points:
                 if clash.any():
                     self.fail(rows[clash], InputError(f"{name} contradicts the plan {label}"))
                 self.numbers[name][rows] = getattr(plan, name)
-            for name in ("attention", "prefill_attention"):
+            for name in ("attention", "prefill_attention", "ffn", "prefill_ffn", "grid"):
                 values, wanted = self.values[name], getattr(plan, name)
+                if not wanted:
+                    continue  # a label without a grid leaves it open
                 clash = np.array([values[code] not in (None, wanted) for code in self.codes[name][rows]])
                 if clash.any():
                     self.fail(rows[clash], InputError(f"{name} contradicts the plan {label}"))

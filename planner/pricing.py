@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planner.costs.collectives import Network
 from planner.costs.layers import Structure
 from planner.costs.memory import Budget
-from planner.costs.serving import Fit, Rows, Setting, fit, formats_of, price
+from planner.costs.serving import Fit, Rows, Setting, fit, formats_of, price, structure_of
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.space import Refused, enumerate_plans
@@ -64,6 +64,7 @@ def _with_kernels(request: Request, placement: Placement, plans: list[Plan]) -> 
     def reason(plan: Plan) -> str | None:
         needed = [("all_reduce", plan.tp), ("all_gather", plan.tp), ("send", plan.pp if plan.pp == 1 else 2)]
         needed += [("all_to_all", plan.tp)] if "batch" in (plan.attention, plan.prefill_attention) else []
+        needed += [(op, ranks) for ranks in _parts(plan) for op in ("all_gather", "reduce_scatter", "all_to_all")]
         for op, ranks in needed:
             if (op, ranks) not in reasons:
                 reasons[op, ranks] = network.refusal(op, ranks)
@@ -72,6 +73,14 @@ def _with_kernels(request: Request, placement: Placement, plans: list[Plan]) -> 
     refused = [Refused(plan, found) for plan in plans if (found := reason(plan))]
     without = {each.plan for each in refused}
     return [plan for plan in plans if plan not in without], refused
+
+
+def _parts(plan: Plan) -> list[int]:
+    """Sizes of the groups along the axes of a plan's grid."""
+    if (plan.ffn, plan.prefill_ffn) == ("1d", "1d"):
+        return []
+    x, y, z = plan.axes
+    return [size for size in dict.fromkeys((x, y, z, x * y, y * z, x * y * z)) if size > 1]
 
 
 def most_requests(request: Request) -> list[tuple[Plan, Setting, float, float]]:
@@ -93,7 +102,7 @@ def most_requests(request: Request) -> list[tuple[Plan, Setting, float, float]]:
 
 
 def _by_structure(request: Request, placement: Placement, plans: list[Plan]) -> Iterator[tuple[Setting, list[Plan]]]:
-    structures = [Structure(plan.attention, plan.prefill_attention) for plan in plans]
+    structures = [structure_of(plan) for plan in plans]
     for structure in dict.fromkeys(structures):
         alike = [plan for plan, own in zip(plans, structures, strict=True) if own == structure]
         yield setting_of(request, placement, structure), alike
@@ -119,7 +128,8 @@ def setting_of(request: Request, placement: Placement, structure: Structure) -> 
 
 def _rows(request: Request, plans: list[Plan], which: NDArray[np.intp], concurrency: Array | float) -> Rows:
     work = request.workload
-    degrees = {name: np.array([getattr(plan, name) for plan in plans])[which] for name in ("tp", "pp", "dp")}
+    each = Rows.of_plans(plans, isl=0, osl=0, concurrency=0)
+    degrees = {name: getattr(each, name)[which] for name in ("tp", "pp", "dp", "x", "y")}
     return Rows.of(
         **degrees,
         isl=work.isl,

@@ -8,9 +8,9 @@ from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 from planner.errors import InputError
-from planner.plans.plan import FFN
+from planner.plans.plan import grid_axes
 from planner.plans.space import Filters
-from planner.specs.engine import ATTENTION, Engine
+from planner.specs.engine import ATTENTION, FFN, Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
 from planner.specs.workload import ARRIVALS, SCHEDULES, Workload
@@ -145,6 +145,9 @@ def _check_filters(filters: Any) -> None:
     if not isinstance(filters, Filters):
         raise InputError(f"filters must be Filters, as Filters(tp=(4, 8)), found {filters!r}")
     for name, values in filters._asdict().items():
+        if name == "grid":
+            _check_grids(values)
+            continue
         allowed = LAYOUTS.get(name)
         if isinstance(values, Sequence) and not isinstance(values, str):
             wrong = [
@@ -154,6 +157,13 @@ def _check_filters(filters: Any) -> None:
                 continue
         expected = f"words out of {', '.join(allowed)}" if allowed else "whole numbers of at least 1"
         raise InputError(f"filter {name}: expected a tuple of {expected}, found {values!r}")
+
+
+def _check_grids(values: Any) -> None:
+    if not isinstance(values, tuple) or not all(isinstance(value, str) for value in values):
+        raise InputError(f"filter grid: expected a tuple of texts, as ('4x16',), found {values!r}")
+    for value in filter(None, values):
+        grid_axes(value)
 
 
 def check_context(model: Model, isl: float, osl: float, max_context: float | None) -> None:

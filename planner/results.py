@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.costs.roofline import BOUNDS, Parts
 from planner.costs.serving import Estimates, Fit, Rows, Setting
+from planner.costs.weights import matmul_parameters
 from planner.extrapolation import beyond, unmeasured
 from planner.plans.plan import Plan
 from planner.units import GIB, HOUR, MS
@@ -23,6 +24,7 @@ COLUMNS = (
     "gpu_s_per_token", "mfu_prefill", "mfu_decode", "weights_gib", "kv_gib", "other_gib", "memory_gib",
     "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error", "flips_if",
     "engine_version", "extrapolates", "assumed", "arrivals", "usd_per_mtok_input", "usd_per_mtok_output", "prefix_hit",
+    "grid", "gpu_s_per_token_prefill", "gpu_s_per_token_decode",
 )  # fmt: skip
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
@@ -32,7 +34,7 @@ WHOLE = frozenset((
 TEXTS = frozenset((
     "plan", "model", "hardware", "engine", "objective", "schedule", "weights", "kv_cache", "attention",
     "prefill_attention", "ffn", "prefill_ffn", "bottleneck", "error", "flips_if", "engine_version", "extrapolates",
-    "assumed", "arrivals",
+    "assumed", "arrivals", "grid",
 ))  # fmt: skip
 """Columns of texts; `tie` is true or false, and all others are figures."""
 
@@ -137,6 +139,9 @@ def results_of(
     dollars = price * gpus / HOUR / tokens * 1e6  # for a million output tokens, their prompts' share included
     for_prompts = dollars * priced.prefill_share
 
+    peak = chip.peak(formats.compute)  # at an MFU of 1 a token takes so long on all chips, idle ones too
+    chip_seconds = 2 * matmul_parameters(setting.model) / peak * gpus / (rows.tp * rows.pp * rows.dp)
+
     columns: dict[str, Column] = {
         "rank": nan,
         "plan": of_plan("label"),
@@ -193,6 +198,9 @@ def results_of(
         "usd_per_mtok_input": for_prompts * rows.osl / rows.isl,
         "usd_per_mtok_output": dollars - for_prompts,
         "prefix_hit": rows.prefix_hit,
+        "grid": texts([plan.grid or None for plan in plans], len(plans))[which],
+        "gpu_s_per_token_prefill": chip_seconds / priced.mfu_prefill,
+        "gpu_s_per_token_decode": chip_seconds / priced.mfu_decode,
     }
     return Results(columns, _by_bound(priced.ttft_parts), _by_bound(priced.tpot_parts))
 

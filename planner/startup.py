@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.costs.layers import Formats, Structure
+from planner.costs.layers import Formats
 from planner.costs.memory import Budget, Room, needed_tokens, room
+from planner.costs.serving import structure_of
 from planner.costs.weights import Shard, Stages
 from planner.errors import InputError
 from planner.plans.plan import Plan
@@ -65,8 +66,9 @@ class Start(NamedTuple):
         if draft and model.prediction is None:
             raise InputError(f"--draft: {model.name} has no prediction layers")
         formats = Formats(stored, cache, "", "")
-        shard = Shard.for_engine(model, engine, stored.name, plan.tp, attention_dp)
-        structure = Structure(plan.attention, plan.prefill_attention)
+        x, y, _ = plan.axes
+        shard = Shard.for_engine(model, engine, stored.name, plan.tp, attention_dp, x, y)
+        structure = structure_of(plan)
         modules = model.prediction.modules if draft and model.prediction else 0
         space = room(model, engine, shard, Stages.of(model, plan.pp), formats, structure, budget, modules)
         return cls(model, engine, plan, formats, budget, space, context or model.max_context, draft, attention_dp)

@@ -76,6 +76,7 @@ def run(
     prefill_attention: opt.PrefillAttention = None,
     ffn: opt.Ffn = None,
     prefill_ffn: opt.PrefillFfn = None,
+    grid: opt.Grid = None,
     slice_: opt.Slice = None,
     csv: opt.Csv = None,
     json: opt.Json = None,
@@ -101,7 +102,7 @@ def run(
         "weights": _split(weights, "--weights") or [None],
         "kv": _split(kv_cache, "--kv-cache") or [None],
     }
-    chosen = filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn)
+    chosen = filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid)
     if labels and any(chosen):
         raise InputError("plans are named; leave out --tp, --pp and the like, which choose among several")
     combined = list(product(*named.values()))

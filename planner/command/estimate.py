@@ -70,6 +70,7 @@ def run(
     prefill_attention: opt.PrefillAttention = None,
     ffn: opt.Ffn = None,
     prefill_ffn: opt.PrefillFfn = None,
+    grid: opt.Grid = None,
     objective: opt.Objective = "latency",
     isl: opt.Isl = 1024,
     osl: opt.Osl = 256,
@@ -106,7 +107,8 @@ def run(
     given: dict[str, Any] = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,
         "dp": dp, "ep": ep, "cp": cp, "attention": attention, "prefill_attention": prefill_attention, "ffn": ffn,
-        "prefill_ffn": prefill_ffn, "objective": objective, "isl": isl, "osl": osl, "concurrency": concurrency,
+        "prefill_ffn": prefill_ffn, "grid": grid, "objective": objective, "isl": isl, "osl": osl,
+        "concurrency": concurrency,
         "schedule": schedule, "arrivals": arrivals, "weights": weights, "kv_cache": kv_cache,
         "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
         "memory_fraction": opt.above_zero(memory_fraction, "--memory-fraction"), "slice": slice_,

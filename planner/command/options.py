@@ -103,7 +103,14 @@ Attention = Annotated[
 PrefillAttention = Annotated[
     str | None, typer.Option("--prefill-attention", metavar="heads|batch", help="The same in prefill.")
 ]
-Ffn = Annotated[str | None, typer.Option("--ffn", metavar="LAYOUT", help="Layout of the FFN: 1d.")]
+Ffn = Annotated[
+    str | None,
+    typer.Option("--ffn", metavar="LAYOUT,...", help="Layout of the projections: 1d, 2d, wg-x, wg-xy, wg-xyz."),
+]
+Grid = Annotated[
+    str | None,
+    typer.Option("--grid", metavar="4x16,...", help="Chips of a group as X x YZ or X x Y x Z, for layouts beyond 1d."),
+]
 PrefillFfn = Annotated[str | None, typer.Option("--prefill-ffn", metavar="LAYOUT", help="The same in prefill.")]
 Csv = Annotated[
     str | None, typer.Option("--csv", metavar="FILE|-", help="Write CSV; - is stdout, and nothing else goes there.")

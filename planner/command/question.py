@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import cast
 
 from planner.command import options as opt
-from planner.plans.plan import FFN
 from planner.plans.space import Filters
 from planner.request import Limits, Objective, Request
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.dtypes import kv_dtype, weight_dtype
-from planner.specs.engine import ATTENTION
+from planner.specs.engine import ATTENTION, FFN
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
 
@@ -89,6 +88,7 @@ def filters_of(
     prefill_attention: str | None,
     ffn: str | None,
     prefill_ffn: str | None,
+    grid: str | None,
 ) -> Filters:
     """Which plans to look at, from comma lists.
 
@@ -105,4 +105,5 @@ def filters_of(
         opt.choices(prefill_attention, "--prefill-attention", ATTENTION),
         opt.choices(ffn, "--ffn", FFN),
         opt.choices(prefill_ffn, "--prefill-ffn", FFN),
+        tuple(part.strip().lower() for part in grid.split(",")) if grid else (),
     )

@@ -64,6 +64,7 @@ def run(
     prefill_attention: opt.PrefillAttention = None,
     ffn: opt.Ffn = None,
     prefill_ffn: opt.PrefillFfn = None,
+    grid: opt.Grid = None,
     slice_: opt.Slice = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Rows to show or write; 0 = all.")] = 10,
     csv: opt.Csv = None,
@@ -98,7 +99,7 @@ def run(
         workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit),
         objective,
         limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
-        filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn),
+        filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid),
         price,
         slice_,
         max_num_seqs,
@@ -231,6 +232,6 @@ def _refused_row(request: Request, refused: Refused) -> dict[str, Any]:
         "concurrency": request.workload.concurrency,
         "error": refused.reason,
     }
-    for name in ("tp", "pp", "dp", "ep", "cp", "attention", "prefill_attention", "ffn", "prefill_ffn"):
-        row[name] = getattr(plan, name)
+    for name in ("tp", "pp", "dp", "ep", "cp", "attention", "prefill_attention", "ffn", "prefill_ffn", "grid"):
+        row[name] = getattr(plan, name) or None
     return row

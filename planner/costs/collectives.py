@@ -6,6 +6,7 @@ nccl-tests doc/PERFORMANCE.md for the factors, Pope et al. 2022 appendix A.1, th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from planner.costs.layers import Transfer
 from planner.costs.pnorm import pnorm
 from planner.costs.weights import Num
 from planner.errors import InputError
-from planner.plans.placement import Placement
+from planner.plans.placement import Placement, TorusGroup
 from planner.specs.engine import Engine
 from planner.specs.hardware import CollectiveKernel
 from planner.units import KIB, US
@@ -56,6 +57,14 @@ def steps(algorithm: str, op: str, ranks: Num, domains: Num) -> tuple[Num, Num]:
     return 0.0, 1.0  # one shot, in-switch, direct: all ranks at once
 
 
+class Team(NamedTuple):
+    """The chips of one collective."""
+
+    ranks: int
+    box: TorusGroup | None = None
+    """On a torus, where they are a part of a tensor-parallel group; none = the best box of so many chips."""
+
+
 class Network(NamedTuple):
     """A placement with the engine that uses it: prices transfers. Group sizes are few, so each is priced apart."""
 
@@ -86,17 +95,17 @@ class Network(NamedTuple):
         if len(groups.rows) == 1:
             return self._busy(op, groups.rows[0][0], np.broadcast_to(size, (groups.total,)))
         result = np.zeros(groups.total)
-        for ranks, rows in groups.rows:
-            if ranks > 1:
-                result[rows] = self._busy(op, ranks, size[rows] if size.ndim else np.broadcast_to(size, rows.shape))
+        for team, rows in groups.rows:
+            if team.ranks > 1:
+                result[rows] = self._busy(op, team, size[rows] if size.ndim else np.broadcast_to(size, rows.shape))
         return result
 
-    def _busy(self, op: str, ranks: int, size: Array) -> Array:
+    def _busy(self, op: str, team: Team, size: Array) -> Array:
         """Seconds where there is something to send, else 0."""
-        if ranks <= 1 or not np.any(size):
+        if team.ranks <= 1 or not np.any(size):
             return np.zeros(size.shape)
-        level = int(self.placement.span(np.asarray(ranks)))
-        return self._on_level(op, level, ranks, size) * (size > 0)
+        level = int(self.placement.span(np.asarray(team.ranks)))
+        return self._on_level(op, level, team, size) * (size > 0)
 
     def send(self, size: Num, crossing: int) -> Array:
         """Seconds to send `size` bytes to the next stage.
@@ -105,7 +114,7 @@ class Network(NamedTuple):
         between such domains, 2 between those of the level above, and so on.
         """
         level = min(int(crossing), len(self.placement.hardware.network) - 1)
-        return self._on_level("send", level, 2, np.atleast_1d(np.asarray(size, dtype=float)))
+        return self._on_level("send", level, Team(2), np.atleast_1d(np.asarray(size, dtype=float)))
 
     def least(self, op: str, groups: Groups, size: Num) -> Array:
         """Seconds that the wires alone want for a collective (see `over`): no latency, every wire at its full rate.
@@ -115,15 +124,15 @@ class Network(NamedTuple):
         """
         size = np.broadcast_to(np.asarray(size, dtype=float), (groups.total,))
         result = np.zeros(groups.total)
-        for ranks, rows in groups.rows:
-            if ranks > 1:
-                result[rows] = self._least(op, ranks, size[rows])
+        for team, rows in groups.rows:
+            if team.ranks > 1:
+                result[rows] = self._least(op, team, size[rows])
         return result
 
-    def _least(self, op: str, ranks: int, size: Array) -> Array:
-        network = self.placement.hardware.network
+    def _least(self, op: str, team: Team, size: Array) -> Array:
+        network, ranks = self.placement.hardware.network, team.ranks
         if self.placement.slice:
-            group = self.placement.torus_groups[ranks]
+            group = team.box or self.placement.torus_groups[ranks]
             wires = size * group.exchange if op == "all_to_all" else sent_bytes("ring", op, ranks, size) / group.wires
             return np.asarray(wires / network[0].link)
         level = int(self.placement.span(np.asarray(ranks)))
@@ -186,8 +195,9 @@ class Network(NamedTuple):
             f"{self.placement.hardware.name}, and {ranks} ranks leave a domain part full: add a ring"
         )
 
-    def _on_level(self, op: str, level: int, ranks: int, size: Array) -> Array:
+    def _on_level(self, op: str, level: int, team: Team, size: Array) -> Array:
         """Seconds by the engine's rules: the first that fits a size counts."""
+        ranks = team.ranks
         hardware, span = self.placement.hardware, "across" if level else "inside"
         result = np.empty(size.shape)
         waiting: NDArray[np.bool_] = np.ones(size.shape, dtype=bool)
@@ -201,9 +211,9 @@ class Network(NamedTuple):
                 continue
             fits = waiting if rule.max_kib is None else waiting & (size <= rule.max_kib * KIB)
             if fits.all():
-                return self._cheapest(rows, level, ranks, size)
+                return self._cheapest(rows, level, team, size)
             if fits.any():
-                result[fits] = self._cheapest(rows, level, ranks, size[fits])
+                result[fits] = self._cheapest(rows, level, team, size[fits])
             waiting = waiting & ~fits
             if not waiting.any():
                 return result
@@ -212,14 +222,17 @@ class Network(NamedTuple):
             f"that hardware {hardware.name} has on level {hardware.network[level].name}: add a row to either file"
         )
 
-    def _cheapest(self, rows: list[CollectiveKernel], level: int, ranks: int, size: Array) -> Array:
-        times = [self._kernel(row, level, ranks, size) for row in rows]
+    def _cheapest(self, rows: list[CollectiveKernel], level: int, team: Team, size: Array) -> Array:
+        times = [self._kernel(row, level, team, size) for row in rows]
         return times[0] if len(times) == 1 else np.min(times, axis=0)
 
-    def _kernel(self, row: CollectiveKernel, level: int, ranks: int, size: Array) -> Array:
+    def _kernel(self, row: CollectiveKernel, level: int, team: Team, size: Array) -> Array:
         """Seconds of one kernel: || latency, bytes sent / bandwidth ||_p."""
+        ranks = team.ranks
         if row.algorithm == "torus":
-            return self._torus(row, ranks, size)
+            return self._torus(row, team, size)
+        if row.algorithm == "torus_by_axis":
+            return self._by_axis(row, team, size)
         domains = self._domains(level, ranks)
         if row.algorithm == "hierarchical":
             return self._hierarchical(row, level, ranks, domains, size)
@@ -274,8 +287,8 @@ class Network(NamedTuple):
         inside = ranks // domains
         phases = np.zeros(size.shape)
         if inside > 1:
-            phases = self._on_level("reduce_scatter", level - 1, inside, size) + self._on_level(
-                "all_gather", level - 1, inside, size
+            phases = self._on_level("reduce_scatter", level - 1, Team(inside), size) + self._on_level(
+                "all_gather", level - 1, Team(inside), size
             )
         sent = sent_bytes("ring", "all_reduce", domains, size / inside)
         latency = (row.base_us + steps("ring", "all_reduce", domains, domains)[1] * (row.hop_us or 0.0)) * US
@@ -285,23 +298,44 @@ class Network(NamedTuple):
             return np.asarray(phases + pnorm([latency, across], row.p))
         in_one = self.placement.hardware.collective(row.kernel, "all_reduce", network[level - 1].name)
         if in_one and inside > 1:
-            phases = np.minimum(phases, self._cheapest(list(in_one), level - 1, inside, size))
+            phases = np.minimum(phases, self._cheapest(list(in_one), level - 1, Team(inside), size))
         return np.asarray(pnorm([latency, np.maximum(phases, across)], row.p))
 
-    def _torus(self, row: CollectiveKernel, ranks: int, size: Array) -> Array:
+    def _torus(self, row: CollectiveKernel, team: Team, size: Array) -> Array:
         """Bidirectional rings over every axis of the group's box at once; a line has one wire where a ring has two.
 
         Gather or scatter: max(hops, bytes sent / all wires); an all-reduce is both; in an all-to-all every byte
         crosses each axis, a quarter of a ring on average, and the longest axis is the slowest (scaling book).
         """
-        group = self.placement.torus_groups[ranks]
+        group = team.box or self.placement.torus_groups[team.ranks]
         rounds = 2 if row.op == "all_reduce" else 1
         if row.op == "all_to_all":
             per_wire = size * group.exchange
         else:
-            per_wire = sent_bytes("ring", row.op, ranks, size) / group.wires
+            per_wire = sent_bytes("ring", row.op, team.ranks, size) / group.wires
         bandwidth = self.placement.hardware.network[0].link * row.bandwidth_fraction
-        return np.asarray(pnorm([rounds * group.hops * (row.hop_us or 0.0) * US, per_wire / bandwidth], row.p))
+        latency = rounds * (row.base_us + group.hops * (row.hop_us or 0.0)) * US
+        return np.asarray(pnorm([latency, per_wire / bandwidth], row.p))
+
+    def _by_axis(self, row: CollectiveKernel, team: Team, size: Array) -> Array:
+        """The same one axis after the other, each with a start of its own: only that axis's wires are busy.
+
+        A gather begins along its slowest axis, where there is least to send; a scatter is a gather backwards. In an
+        all-to-all all that a chip holds crosses every axis.
+        """
+        group = team.box or self.placement.torus_groups[team.ranks]
+        bandwidth = self.placement.hardware.network[0].link * row.bandwidth_fraction
+        rounds, time, before = (2 if row.op == "all_reduce" else 1), np.zeros(size.shape), 1
+        for line in sorted(group.lines, key=lambda line: (line.ring, line.length)):
+            alone = TorusGroup.of([line])
+            if row.op == "all_to_all":
+                per_wire = size * alone.exchange
+            else:
+                per_wire = rounds * size * (line.length - 1) * before / team.ranks / alone.wires
+                before *= line.length
+            latency = rounds * (row.base_us + alone.hops * (row.hop_us or 0.0)) * US
+            time += pnorm([latency, per_wire / bandwidth], row.p)
+        return time
 
     def _domains(self, level: int, ranks: int) -> int:
         """Domains of the level below that a group spans; on the innermost level each chip is one."""
@@ -326,16 +360,45 @@ class Network(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Rows by the size of their group: (ranks, indices of the rows)."""
+    """Rows by the chips of their group: (team, indices of the rows)."""
 
     total: int
-    rows: tuple[tuple[int, NDArray[np.intp]], ...]
+    rows: tuple[tuple[Team, NDArray[np.intp]], ...]
 
     @classmethod
     def of(cls, ranks: NDArray[np.int_]) -> Groups:
         """The groups of an array of sizes."""
         sizes = np.flatnonzero(np.bincount(ranks))
-        return cls(len(ranks), tuple((int(size), np.flatnonzero(ranks == size)) for size in sizes))
+        return cls(len(ranks), tuple((Team(int(size)), np.flatnonzero(ranks == size)) for size in sizes))
+
+    @classmethod
+    def along(cls, placement: Placement, axes: str, sizes: Sequence[NDArray[np.int_]]) -> Groups:
+        """The groups along some axes of grids.
+
+        Args:
+            placement: the machine.
+            axes: some of x, y and z.
+            sizes: X, Y and Z of each row's grid, which the machine has.
+
+        Raises:
+            InputError: a grid that its chips cannot be read as.
+        """
+        grids, which = np.unique(np.stack(sizes), axis=1, return_inverse=True)
+        rows = []
+        for index, (x, y, z) in enumerate(grids.T.tolist()):
+            mesh = placement.mesh((x, y, z))
+            if mesh is None:
+                raise InputError(f"grid {x}x{y}x{z}: {x * y * z} chips of {placement.hardware.name} cannot be read so")
+            rows.append((Team(mesh.ranks(axes), mesh.box(axes)), np.flatnonzero(which.ravel() == index)))
+        return cls(len(sizes[0]), tuple(rows))
+
+    @property
+    def ranks(self) -> NDArray[np.int_]:
+        """Chips of each row's group."""
+        found = np.ones(self.total, dtype=int)
+        for team, rows in self.rows:
+            found[rows] = team.ranks
+        return found
 
 
 def _constants(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, float, float]:

@@ -43,7 +43,7 @@ class Operation(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Collectives of one kind in the tensor-parallel group.
+    """Collectives of one kind in the tensor-parallel group, or along some axes of it.
 
     `bytes` is the whole buffer: the tensor that is reduced, the gathered output, or what a rank holds before an
     all-to-all (DESIGN section 4; reference for the factors: nccl-tests doc/PERFORMANCE.md).
@@ -54,6 +54,8 @@ class Transfer(NamedTuple):
     bytes: Num
     place: Place = "layer"
     times: float = 1
+    axes: str = "xyz"
+    """Of the group, those whose chips take part: all, or a plane or a line of its grid (`plans.placement.Mesh`)."""
 
 
 class Pass(NamedTuple):
@@ -97,6 +99,9 @@ class Structure(NamedTuple):
 
     attention: str = "heads"
     prefill_attention: str = "heads"
+    ffn: str = "1d"
+    """Layout of the projections in decode steps; a pass with prompt tokens runs in `prefill_ffn`."""
+    prefill_ffn: str = "1d"
 
 
 def causal_pairs(tokens: Num, window: int | None = None) -> Num:
@@ -112,15 +117,16 @@ def count(
 ) -> tuple[list[Operation], list[Transfer]]:
     """Operations and transfers of one pass on the fullest rank of a tensor-parallel group.
 
-    Megatron's partition: columns of QKV and of the FFN's inputs, rows of the outputs, one all-reduce after each
-    (one for both where attention and FFN stand side by side).
+    Megatron's partition (`costs.layouts` has the others): columns of QKV and of the FFN's inputs, rows of the outputs,
+    one all-reduce after each (one for both where attention and FFN stand side by side).
     """
-    operations = _projections(model, shard, work, formats) + _attention(model, shard, work, formats, structure)
-    operations += _elementwise(model, shard, work, formats) + _ends(model, shard, work, formats)
+    operations = _projections(model, shard, work, formats)
+    operations += attention_operations(model, shard, work, formats, structure)
+    operations += _elementwise(model, shard, work, formats) + end_operations(model, shard, work, formats)
     return operations, _transfers(model, engine, shard, work, structure)
 
 
-def _gemm(
+def gemm(
     name: str, rows: Num, inner: Num, outer: Num, weight_bytes: Num, dtype: str, place: Place = "layer"
 ) -> Operation:
     """A product [rows, inner] x [inner, outer]."""
@@ -140,14 +146,16 @@ def _projections(model: Model, shard: Shard, work: Pass, formats: Formats) -> li
     each, plain, rows, dtype = formats.weights.bytes, formats.weights.plain_bytes, work.tokens, formats.compute
     qkv, heads, inputs = (shard.heads + 2 * shard.kv_heads) * dh, shard.heads * dh, model.ffn.inputs * shard.ffn
     return [
-        _gemm("qkv", rows, d, qkv, weights.qkv * each + weights.qkv_bias * plain, dtype),
-        _gemm("out", rows, heads, d, weights.out * each + weights.out_bias * plain, dtype),
-        _gemm("gate_up", rows, d, inputs, weights.gate_up * each + weights.gate_up_bias * plain, dtype),
-        _gemm("down", rows, shard.ffn, d, weights.down * each + weights.down_bias * plain, dtype),
+        gemm("qkv", rows, d, qkv, weights.qkv * each + weights.qkv_bias * plain, dtype),
+        gemm("out", rows, heads, d, weights.out * each + weights.out_bias * plain, dtype),
+        gemm("gate_up", rows, d, inputs, weights.gate_up * each + weights.gate_up_bias * plain, dtype),
+        gemm("down", rows, shard.ffn, d, weights.down * each + weights.down_bias * plain, dtype),
     ]
 
 
-def _attention(model: Model, shard: Shard, work: Pass, formats: Formats, structure: Structure) -> list[Operation]:
+def attention_operations(
+    model: Model, shard: Shard, work: Pass, formats: Formats, structure: Structure
+) -> list[Operation]:
     """Scores and their products with the values: 4 dh FLOPs per query head and query-key pair.
 
     Layers with a sliding window and layers without are counted apart, each in its share of all layers.
@@ -228,21 +236,27 @@ def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> li
             "activation", "elementwise", native, activation_bytes=rows * shard.ffn * (model.ffn.inputs + 1) * ACT
         ),
     ]
-    if model.attention.qk_norm:
-        operations.append(
-            Operation(
-                "qk norm",
-                "elementwise",
-                native,
-                weight_bytes=2 * dh * ACT,
-                activation_bytes=rows * qkv * 2 * ACT,
-                items=rows * (shard.heads + shard.kv_heads),
-            )
+    return operations + qk_norm_operations(model, shard, work, formats)
+
+
+def qk_norm_operations(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+    """The norm of queries and keys, where a model has one."""
+    if not model.attention.qk_norm:
+        return []
+    heads, dh = shard.heads + shard.kv_heads, model.attention.head_dim
+    return [
+        Operation(
+            "qk norm",
+            "elementwise",
+            formats.native,
+            weight_bytes=2 * dh * ACT,
+            activation_bytes=work.tokens * heads * dh * 2 * ACT,
+            items=work.tokens * heads,
         )
-    return operations
+    ]
 
 
-def _ends(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+def end_operations(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
     """Embedding before the first layer; behind the last its norm, and for rows that need logits head and sampling."""
     d, native = model.hidden, formats.native
     logits = work.decode_rows + work.prompts_ended
@@ -258,7 +272,7 @@ def _ends(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Oper
             weight_bytes=final_norm_elements(model) * ACT,
             activation_bytes=work.tokens * d * 4 * ACT,
         ),
-        _gemm("head", logits, d, shard.vocab, head, native, "last"),
+        gemm("head", logits, d, shard.vocab, head, native, "last"),
         Operation("sampling", "elementwise", native, "last", activation_bytes=logits * model.vocab * 6.0),
     ]
 

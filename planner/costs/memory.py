@@ -7,7 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.costs.layers import Formats, Structure
-from planner.costs.weights import Num, Shard, Stages, Trio, prediction_elements, stage_layers, stage_weight_bytes
+from planner.costs.layouts import GATHERED, Split
+from planner.costs.weights import (
+    Num,
+    Shard,
+    Stages,
+    Trio,
+    layer_weights,
+    prediction_elements,
+    stage_layers,
+    stage_weight_bytes,
+)
 from planner.errors import InputError
 from planner.specs.dtypes import ACTIVATION_BYTES
 from planner.specs.engine import Engine
@@ -177,7 +187,7 @@ def room(
         weights=(first, middle, last),
         tables=tables,
         pages=_pages(model, engine, shard, stages, formats, by_heads, modules),
-        other=_other(model, engine, shard, stages, formats),
+        other=_other(model, engine, shard, stages, formats, gathered_bytes(model, shard, formats, structure)),
         runtime=_by_ranks(engine.memory.inside_gib, shard.tp),
         outside=_by_ranks(engine.memory.outside_gib, shard.tp),
         holders=shard.tp / shard.attention_tp if by_heads else shard.tp,
@@ -264,9 +274,18 @@ def table_bytes(model: Model, engine: Engine, shard: Shard, stages: Stages) -> T
     return first, middle, last
 
 
-def _other(model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats) -> Trio:
-    """Activations and runtime per stage: only the stage with the head warms the sampler up."""
-    runtime = _by_ranks(engine.memory.inside_gib, shard.tp)
+def gathered_bytes(model: Model, shard: Shard, formats: Formats, structure: Structure) -> Num:
+    """Bytes of a layer's weights beyond a chip's own, while a weight-gathered pass has them together."""
+    layouts = {structure.ffn, structure.prefill_ffn}
+    if not any(GATHERED[layout] for layout in layouts):
+        return 0.0
+    copies = np.max([Split.of(layout, shard).copies * np.ones_like(shard.tp) for layout in layouts], axis=0)
+    return (copies - 1) * layer_weights(model, shard).matrices * formats.weights.bytes
+
+
+def _other(model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, gathered: Num) -> Trio:
+    """Activations, gathered weights and runtime per stage: only the stage with the head warms the sampler up."""
+    runtime = _by_ranks(engine.memory.inside_gib, shard.tp) + gathered
     widest = activation_bytes(model, engine, shard, formats.weights.name, head=False)
     with_head = activation_bytes(model, engine, shard, formats.weights.name)
     alone = stages.pp == 1

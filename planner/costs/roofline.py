@@ -58,6 +58,17 @@ class Parts(NamedTuple):
         compute, memory = np.where(computes, self.compute, 0.0), np.where(computes, 0.0, self.memory)
         return Parts(compute, memory, self.network, self.overhead, self.bubble)
 
+    def overlapped(self, fraction: float) -> Parts:
+        """With a share of the network's part hidden behind compute and memory, as far as these are long enough."""
+        return self._replace(network=self.network * self.seen(fraction))
+
+    def seen(self, fraction: float) -> Num:
+        """Share of the network's part that is not hidden (see `overlapped`)."""
+        busy = self.compute + self.memory
+        with np.errstate(invalid="ignore", divide="ignore"):
+            longer = np.where(np.asarray(self.network) > 0, np.minimum(1.0, busy / self.network), 1.0)
+        return 1.0 - fraction * longer
+
     def adding(self, name: str, more: Parts) -> Parts:
         """The sum; parts have no use for the name (`costs.terms` does)."""
         return self + more

@@ -7,6 +7,7 @@ are prefilled once each, so that tpot = D(b) + (b - 1) E / (osl - 1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from planner.costs.roofline import Parts, plus
 from planner.costs.step import PassTime, Replica, pass_time
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
+from planner.plans.plan import Plan
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
@@ -59,6 +61,11 @@ def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | 
     return Formats(stored, kv_dtype(cache), hardware.chip.compute_dtype(stored.compute), hardware.chip.native_dtype)
 
 
+def structure_of(plan: Plan) -> Structure:
+    """What decides a plan's list of operations."""
+    return Structure(plan.attention, plan.prefill_attention, plan.ffn, plan.prefill_ffn)
+
+
 class Rows(NamedTuple):
     """The rows to price: arrays of equal length, whole numbers (but for `prefix_hit`) as floats."""
 
@@ -72,14 +79,26 @@ class Rows(NamedTuple):
     """0 where not given."""
     prefix_hit: Array
     """Share of a prompt that is cached, 0 to 1."""
+    x: Array
+    y: Array
+    """Of the grid that the chips of a tensor-parallel group form, X x Y x Z = tp."""
 
     @classmethod
     def of(cls, **columns: Num) -> Rows:
-        """Rows of columns that broadcast; `max_context` and `prefix_hit` may be left out."""
+        """Rows of columns that broadcast; `max_context`, `prefix_hit` and the grid (1 and tp) may be left out."""
         columns.setdefault("max_context", 0.0)
         columns.setdefault("prefix_hit", 0.0)
+        columns.setdefault("x", 1.0)
+        columns.setdefault("y", columns["tp"])
         arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
         return cls(*arrays)
+
+    @classmethod
+    def of_plans(cls, plans: Sequence[Plan], **columns: Num) -> Rows:
+        """Rows of plans, one each (or one for all), with the other columns of `of`."""
+        degrees = {name: np.array([getattr(plan, name) for plan in plans]) for name in ("tp", "pp", "dp")}
+        x, y = (np.array([plan.axes[axis] for plan in plans]) for axis in (0, 1))
+        return cls.of(**degrees, x=x, y=y, **columns)
 
     @property
     def length(self) -> int:
@@ -205,6 +224,8 @@ def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
         rows.pp.astype(int),
         rows.dp.astype(int),
         itemised,
+        rows.x.astype(int),
+        rows.y.astype(int),
     )
 
 

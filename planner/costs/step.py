@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.collectives import Groups, Network
-from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer, count
+from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer
+from planner.costs.layouts import count
 from planner.costs.roofline import Parts, price_operation, resources
 from planner.costs.terms import Terms, Work
 from planner.costs.weights import Num, Shard, Stages
@@ -37,20 +38,35 @@ class Replica:
     dp: NDArray[np.int_]
     itemised: bool = False
     """Whether times remember what they are made of (`costs.terms`)."""
+    x: NDArray[np.int_] | None = None
+    y: NDArray[np.int_] | None = None
+    """Of the grids of X x Y x Z = tp chips; none = 1 and tp."""
 
     def term(self, name: str, parts: Parts, work: Callable[[], Work] = Work) -> Parts:
         """Parts that are one item, with its work where anybody asks."""
         return Terms.single(name, parts, work()) if self.itemised else parts
 
     @cached_property
-    def groups(self) -> Groups:
-        """Rows by the size of their tensor-parallel group."""
-        return Groups.of(self.tp)
+    def _groups(self) -> dict[str, Groups]:
+        return {"xyz": Groups.of(self.tp)}
+
+    def groups(self, axes: str) -> Groups:
+        """Rows by the chips along these axes of their tensor-parallel group; xyz is the whole of it."""
+        if axes not in self._groups:
+            self._groups[axes] = Groups.along(self.network.placement, axes, self._grids)
+        return self._groups[axes]
+
+    @cached_property
+    def _grids(self) -> tuple[NDArray[np.int_], NDArray[np.int_], NDArray[np.int_]]:
+        x = np.ones_like(self.tp) if self.x is None else self.x
+        y = self.tp if self.y is None else self.y
+        return x, y, self.tp // (x * y)
 
     @cached_property
     def shard(self) -> Shard:
         """The fullest rank's share of the tensors."""
-        return Shard.for_engine(self.model, self.engine, self.formats.weights.name, self.tp)
+        x, y, _ = self._grids
+        return Shard.for_engine(self.model, self.engine, self.formats.weights.name, self.tp, x=x, y=y)
 
     @cached_property
     def stages(self) -> Stages:
@@ -79,6 +95,8 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     if own.layer_us or own.prefill_layer_us:
         launches = own.layer_us + own.prefill_layer_us * (np.asarray(work.prefill_tokens) > 0)
         layer = layer + replica.term("launches", Parts(overhead=launches * US))
+    if replica.engine.overlap is not None:
+        layer = layer.overlapped(replica.engine.overlap.fraction)
     alone = stages.pp == 1
     stage_first = _settle(replica.hardware, layer * stages.first + first + last * alone) + host
     if np.all(alone):
@@ -102,7 +120,7 @@ def _segments(replica: Replica, shard: Shard, work: Pass) -> tuple[Parts, Parts,
         parts = _operation(replica.hardware, _as_run(replica, operation))
         segments[operation.place] += replica.term(operation.name, parts, partial(_work, replica.hardware, operation))
     for transfer in transfers:
-        parts = Parts(network=replica.network.price(transfer, replica.groups))
+        parts = Parts(network=replica.network.price(transfer, replica.groups(transfer.axes)))
         segments[transfer.place] += replica.term(transfer.name, parts, partial(_traffic, replica, transfer))
     return segments["layer"], segments["first"], segments["last"]
 
@@ -124,9 +142,10 @@ def _work(hardware: Hardware, operation: Operation) -> Work:
 
 def _traffic(replica: Replica, transfer: Transfer) -> Work:
     """The buffers of a transfer, none where a rank is alone, and the least time on the wires."""
+    groups = replica.groups(transfer.axes)
     return Work(
-        sent_bytes=transfer.times * transfer.bytes * (replica.tp > 1),
-        least_network=transfer.times * replica.network.least(transfer.op, replica.groups, transfer.bytes),
+        sent_bytes=transfer.times * transfer.bytes * (groups.ranks > 1),
+        least_network=transfer.times * replica.network.least(transfer.op, groups, transfer.bytes),
     )
 
 

@@ -107,6 +107,16 @@ class Terms(Parts):
             {key: term._replace(parts=term.parts.of_bound(bound)) for key, term in self.items.items()},
         )
 
+    def overlapped(self, fraction: float) -> Terms:
+        """The network's part of every item shortened alike (see `Parts.overlapped`)."""
+        seen = self.seen(fraction)
+
+        def shortened(parts: Parts) -> Parts:
+            return Parts(*parts)._replace(network=parts.network * seen)
+
+        items = {key: term._replace(parts=shortened(term.parts)) for key, term in self.items.items()}
+        return Terms.of(shortened(self), items)
+
     def adding(self, name: str, more: Parts) -> Terms:
         """The sum, with what is added as an item of its own."""
         return self + Terms.single(name, more, Work())

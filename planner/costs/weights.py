@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from planner.plans.rules import PADDING
 from planner.specs.dtypes import Dtype
 from planner.specs.engine import Engine
 from planner.specs.model import LayerKind, Model
@@ -29,10 +30,29 @@ class Shard(NamedTuple):
     """Ranks that divide the heads of a request: tp, or fewer where attention is data-parallel inside the group."""
     layer: LayerWeights | None = None
     """Elements of one layer, counted once for all passes that read them."""
+    x: Num = 1.0
+    """Ranks that the model's width is divided over in storage (X of `plans.placement.Mesh`); the FFN's width and the
+    heads over the other tp / x."""
+    y: Num = 1.0
+    stored_heads: Num = 0.0
+    """Query heads, whole or padded, whose columns a rank stores (in d / x rows): `heads` where x is 1."""
+    stored_kv_heads: Num = 0.0
+
+    @property
+    def z(self) -> Num:
+        """Ranks along Z."""
+        return self.tp / (self.x * self.y)
 
     @classmethod
     def of(
-        cls, model: Model, tp: Num, vocabulary_multiple: int = 1, expert_multiple: int = 1, attention_dp: int = 1
+        cls,
+        model: Model,
+        tp: Num,
+        vocabulary_multiple: int = 1,
+        expert_multiple: int = 1,
+        attention_dp: int = 1,
+        x: Num = 1.0,
+        y: Num = 1.0,
     ) -> Shard:
         """The fullest rank's share under tensor parallelism of degree `tp`.
 
@@ -40,27 +60,45 @@ class Shard(NamedTuple):
         `vocabulary_multiple` and then to the ranks, an expert's width on a rank to `expert_multiple`. Query heads
         and the hidden width divide by rule (`plans.rules`). With `attention_dp` the group's ranks form so many
         smaller ones, each with all heads of its own requests.
+
+        Where X divides the model's width the heads' columns are stored over the other YZ ranks; attention over heads
+        divides them over all. Heads are padded to all ranks if no more than half as many again are empty then, else
+        to those YZ.
         """
         tp = np.asarray(tp, dtype=float)
         over = tp / attention_dp
+        heads = np.ceil(model.attention.heads / over)
+        stored, stored_kv = heads, np.maximum(1.0, np.ceil(model.attention.kv_heads / over))
+        if np.any(np.asarray(x) > 1):
+            ways = over / x
+            fits = heads * over <= PADDING * model.attention.heads
+            stored = np.where(fits, heads * x, np.ceil(model.attention.heads / ways))
+            heads = np.ceil(stored / x)
+            stored_kv = np.maximum(1.0, np.ceil(model.attention.kv_heads / ways))
         expert = 0.0 if model.experts is None else np.ceil(model.experts.hidden / tp)
         padded = -(-model.vocab // vocabulary_multiple) * vocabulary_multiple
         sizes = cls(
             tp=tp,
-            heads=np.ceil(model.attention.heads / over),
+            heads=heads,
             kv_heads=np.maximum(1.0, np.ceil(model.attention.kv_heads / over)),
             attention_tp=over,
             ffn=np.ceil(model.ffn.hidden / tp),
             vocab=np.ceil(padded / tp),
             expert=np.ceil(expert / expert_multiple) * expert_multiple,
+            x=x,
+            y=y,
+            stored_heads=stored,
+            stored_kv_heads=stored_kv,
         )
         return sizes._replace(layer=layer_weights(model, sizes))
 
     @classmethod
-    def for_engine(cls, model: Model, engine: Engine, weights: str, tp: Num, attention_dp: int = 1) -> Shard:
+    def for_engine(
+        cls, model: Model, engine: Engine, weights: str, tp: Num, attention_dp: int = 1, x: Num = 1.0, y: Num = 1.0
+    ) -> Shard:
         """A rank's share with the padding that an engine adds for weights of this dtype."""
         expert_multiple = engine.memory.expert_multiple.get(weights, 1)
-        return cls.of(model, tp, engine.vocabulary_multiple, expert_multiple, attention_dp)
+        return cls.of(model, tp, engine.vocabulary_multiple, expert_multiple, attention_dp, x, y)
 
 
 class LayerWeights(NamedTuple):
@@ -92,10 +130,11 @@ def layer_weights(model: Model, shard: Shard) -> LayerWeights:
     if shard.layer is not None:
         return shard.layer
     d, attention, ffn = model.hidden, model.attention, model.ffn
-    qkv_width = (shard.heads * (2 if attention.output_gate else 1) + 2 * shard.kv_heads) * attention.head_dim
+    heads, kv_heads = shard.stored_heads, shard.stored_kv_heads
+    qkv_width = (heads * (2 if attention.output_gate else 1) + 2 * kv_heads) * attention.head_dim
     return LayerWeights(
-        qkv=d * qkv_width,
-        out=shard.heads * attention.head_dim * d,
+        qkv=d / shard.x * qkv_width,
+        out=heads * attention.head_dim * (d / shard.x),
         gate_up=ffn.inputs * d * shard.ffn,
         down=shard.ffn * d,
         qkv_bias=qkv_width * attention.qkv_bias,

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from planner.costs.layers import Structure
 from planner.costs.memory import room
 from planner.costs.roofline import BOUNDS, Parts
-from planner.costs.serving import OWN, STEP, Rows, Setting, fit, itemise
+from planner.costs.serving import OWN, STEP, Rows, Setting, fit, itemise, structure_of
 from planner.costs.terms import Key, Term, Terms, Work
 from planner.costs.weights import Shard, Stages
 from planner.errors import NoPlanError
@@ -141,7 +140,8 @@ def pinned(request: Request, plan: Plan) -> Request:
 def plan_of(results: Results, index: int) -> Plan:
     """The plan of a result row."""
     row = results.row(index)
-    return Plan(*(row[name] for name in ("tp", "pp", "dp", "ep", "cp", *_LAYOUTS)))
+    chosen = {name: row[name] for name in ("tp", "pp", "dp", "ep", "cp", *_LAYOUTS)}
+    return Plan(**chosen, grid=row["grid"] or "")
 
 
 def breakdown(request: Request, plan: Plan, concurrency: int) -> Breakdown:
@@ -157,9 +157,9 @@ def breakdown(request: Request, plan: Plan, concurrency: int) -> Breakdown:
     """
     work = request.workload
     placement = Placement.of(request.hardware, request.gpus, request.slice)
-    setting = setting_of(request, placement, Structure(plan.attention, plan.prefill_attention))
-    rows = Rows.of(
-        tp=plan.tp, pp=plan.pp, dp=plan.dp, isl=work.isl, osl=work.osl, concurrency=concurrency,
+    setting = setting_of(request, placement, structure_of(plan))
+    rows = Rows.of_plans(
+        [plan], isl=work.isl, osl=work.osl, concurrency=concurrency,
         max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
@@ -172,7 +172,8 @@ def breakdown(request: Request, plan: Plan, concurrency: int) -> Breakdown:
     ttft, tpot = (_times(parts) for parts in (priced.ttft_parts, priced.tpot_parts))
     if work.osl == 1:
         tpot = Times((), 0.0)
-    shard = Shard.for_engine(request.model, request.engine, setting.formats.weights.name, rows.tp.astype(int))
+    stored = setting.formats.weights.name
+    shard = Shard.for_engine(request.model, request.engine, stored, rows.tp, x=rows.x, y=rows.y)
     stages = Stages.of(request.model, rows.pp.astype(int))
     space = room(request.model, request.engine, shard, stages, setting.formats, setting.structure, setting.budget)
     runtime = float(np.max(space.runtime))

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.layers import Structure
-from planner.costs.serving import Fit, Rows, Setting, fit, price
+from planner.costs.serving import Fit, Rows, Setting, fit, price, structure_of
 from planner.errors import NoPlanError
 from planner.explaining.breakdown import Breakdown, breakdown, pinned, plan_of
 from planner.explaining.goal import goal_value
@@ -52,7 +51,7 @@ class Candidate(NamedTuple):
     def setting(self) -> Setting:
         """What prices it."""
         placement = Placement.of(self.request.hardware, self.request.gpus, self.request.slice)
-        return setting_of(self.request, placement, Structure(self.plan.attention, self.plan.prefill_attention))
+        return setting_of(self.request, placement, structure_of(self.plan))
 
     def breakdown(self) -> Breakdown:
         """It, itemised.
@@ -125,8 +124,8 @@ def goals(one: Candidate, concurrency: Any, isl: Any) -> Array:
     """
     request, plan, setting = one.request, one.plan, one.setting()
     work = request.workload
-    rows = Rows.of(
-        tp=plan.tp, pp=plan.pp, dp=plan.dp, isl=isl, osl=work.osl, concurrency=concurrency,
+    rows = Rows.of_plans(
+        [plan], isl=isl, osl=work.osl, concurrency=concurrency,
         max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
@@ -207,8 +206,8 @@ def room(one: Candidate) -> Room:
     longest = max(1, max(model.max_context, work.max_context or 0) - work.osl)
 
     def fitted(isl: int) -> Fit:
-        rows = Rows.of(
-            tp=one.plan.tp, pp=one.plan.pp, dp=one.plan.dp, isl=isl, osl=work.osl, concurrency=1.0,
+        rows = Rows.of_plans(
+            [one.plan], isl=isl, osl=work.osl, concurrency=1.0,
             max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
         )  # fmt: skip
         return fit(setting, rows, clip=False)

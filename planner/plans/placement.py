@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import InputError, NoPlanError
-from planner.specs.hardware import Hardware, NetworkLevel, Slice
+from planner.specs.hardware import Hardware, Slice
 
 Num = Any
+AXES = "xyz"
+
+
+class Line(NamedTuple):
+    """An axis of a box of chips on a torus."""
+
+    axis: int
+    """Which of the slice's."""
+    length: int
+    ring: bool
+    """Whether it closes."""
 
 
 class TorusGroup(NamedTuple):
@@ -30,6 +43,44 @@ class TorusGroup(NamedTuple):
     wires: int
     hops: float
     exchange: float
+    lines: tuple[Line, ...] = ()
+    """Those axes that have more than one chip."""
+
+    @classmethod
+    def of(cls, lines: Iterable[Line]) -> TorusGroup:
+        """The box with these axes."""
+        lines = tuple(lines)
+        wires, hops, exchange = 0, 0.0, 0.0
+        for _, length, ring in lines:
+            if length > 1:
+                wires += 2 if ring else 1
+                hops += length / 2 if ring else length - 1
+                exchange = max(exchange, length**2 // 4 / length / (2 if ring else 1))
+        longer = tuple(line for line in lines if line.length > 1)
+        return cls(tuple(line.length for line in lines), wires, hops, exchange, longer)
+
+
+class Mesh(NamedTuple):
+    """A tensor-parallel group of X x Y x Z chips, as the layouts of Pope et al. read it (section 3.1)."""
+
+    sizes: tuple[int, int, int]
+    lines: tuple[tuple[Line, ...], tuple[Line, ...], tuple[Line, ...]] = ((), (), ())
+    """On a torus the axes that X, Y and Z are made of."""
+
+    @property
+    def text(self) -> str:
+        """`4x4x4`, or `4x16` where Y and Z are not told apart."""
+        x, y, z = self.sizes
+        return f"{x}x{y}" if z == 1 else f"{x}x{y}x{z}"
+
+    def ranks(self, axes: str) -> int:
+        """Chips along some axes, as `yz`."""
+        return prod(size for size, name in zip(self.sizes, AXES, strict=True) if name in axes)
+
+    def box(self, axes: str) -> TorusGroup | None:
+        """The box of the chips along some axes; none where they sit on no torus."""
+        chosen = [line for lines, name in zip(self.lines, AXES, strict=True) if name in axes for line in lines]
+        return TorusGroup.of(chosen) if any(self.lines) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +147,65 @@ class Placement:
         if self.slice is None:
             return best
         for axes in product(*(_divisors(axis) for axis in self.slice.axes)):
-            group = _torus_group(axes, self.slice, self.hardware.network[0])
-            size = int(np.prod(axes))
+            group = TorusGroup.of(self._lines(axes))
+            size = prod(axes)
             if size not in best or (-group.wires, group.hops) < (-best[size].wires, best[size].hops):
                 best[size] = group
         return best
+
+    def _lines(self, axes: tuple[int, ...]) -> tuple[Line, ...]:
+        """The axes of a box of the slice: one closes to a ring where it is as long as the slice's and that closes."""
+        assert self.slice is not None
+        level, whole = self.hardware.network[0], self.slice.axes
+        closed = [level.wrap_multiple > 0 and axis % level.wrap_multiple == 0 for axis in whole]
+        if level.wrap_together and not all(closed):
+            closed = [False] * len(closed)
+        pairs = enumerate(zip(axes, whole, closed, strict=True))
+        return tuple(Line(axis, length, ring and length == full) for axis, (length, full, ring) in pairs)
+
+    def meshes(self, ranks: int) -> tuple[Mesh, ...]:
+        """The ways to read a tensor-parallel group as a grid of X x Y x Z chips; the plain line 1 x n x 1 is the first.
+
+        On a torus every axis of the group's box is a part of X, of Y or of Z, whole; of several readings with the
+        same sizes the one with most wires for X counts. Where a switch joins all chips any factors do. A group
+        that no innermost domain holds is a line only: what crosses between domains has no axes.
+        """
+        if ranks not in self._meshes:
+            self._meshes[ranks] = tuple(self._all_meshes(ranks))
+        return self._meshes[ranks]
+
+    @cached_property
+    def _meshes(self) -> dict[int, tuple[Mesh, ...]]:
+        return {}
+
+    def mesh(self, sizes: tuple[int, int, int]) -> Mesh | None:
+        """The grid of these sizes; none where the chips cannot be read so."""
+        return next((mesh for mesh in self.meshes(prod(sizes)) if mesh.sizes == sizes), None)
+
+    def _all_meshes(self, ranks: int) -> Iterator[Mesh]:
+        domain = self.hardware.domain
+        if self.slice is None:
+            yield Mesh((1, ranks, 1))
+            if domain is not None and ranks > domain:
+                return
+            for x in _divisors(ranks):
+                for y in _divisors(ranks // x):
+                    if x > 1 and not (y == 1 and x < ranks):  # no part under another name
+                        yield Mesh((x, y, ranks // x // y))
+            return
+        if ranks not in self.torus_groups:
+            return
+        lines = [line for line in self._lines(self.torus_groups[ranks].axes) if line.length > 1]
+        found: dict[tuple[int, int, int], Mesh] = {}
+        for roles in product(range(3), repeat=len(lines)):
+            parts = [tuple(line for line, own in zip(lines, roles, strict=True) if own == role) for role in range(3)]
+            x, y, z = (prod(line.length for line in part) for part in parts)
+            mesh = Mesh((x, y, z), (parts[0], parts[1], parts[2]))
+            if (y == 1 and z > 1) or (x == 1 and z > 1):
+                continue  # the same again under another name
+            if (x, y, z) not in found or _wires(mesh) > _wires(found[x, y, z]):
+                found[x, y, z] = mesh
+        yield from sorted(found.values(), key=lambda mesh: mesh.sizes)
 
     def span(self, ranks: NDArray[Any]) -> NDArray[Any]:
         """Index of the innermost network level whose domain holds a group of this many ranks."""
@@ -141,16 +246,5 @@ def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def _torus_group(axes: tuple[int, ...], shape: Slice, level: NetworkLevel) -> TorusGroup:
-    wires, hops, exchange = 0, 0.0, 0.0
-    closed = [level.wrap_multiple > 0 and whole % level.wrap_multiple == 0 for whole in shape.axes]
-    if level.wrap_together and not all(closed):
-        closed = [False] * len(closed)
-    for length, whole, closes in zip(axes, shape.axes, closed, strict=True):
-        if length == 1:
-            continue
-        ring = closes and length == whole
-        wires += 2 if ring else 1
-        hops += length / 2 if ring else length - 1
-        exchange = max(exchange, length**2 // 4 / length / (2 if ring else 1))
-    return TorusGroup(axes, wires, hops, exchange)
+def _wires(mesh: Mesh) -> tuple[int, ...]:
+    return tuple(TorusGroup.of(part).wires for part in mesh.lines)

@@ -6,12 +6,11 @@ import re
 from typing import NamedTuple
 
 from planner.errors import InputError
-from planner.specs.engine import ATTENTION
-
-FFN = ("1d",)
+from planner.specs.engine import ATTENTION, FFN
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp")
 _TOKEN = re.compile(r"(TP|PP|DP|EP|CP)([1-9][0-9]*)")
+_GRID = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*){1,2}")
 
 
 class Plan(NamedTuple):
@@ -30,6 +29,14 @@ class Plan(NamedTuple):
     prefill_attention: str = "heads"
     ffn: str = "1d"
     prefill_ffn: str = "1d"
+    grid: str = ""
+    """`4x16` or `4x4x4`: the ranks of a tensor-parallel group as X x YZ or X x Y x Z chips, each weight matrix being
+    stored in X x YZ pieces; "" where every layout keeps the weights in slices of the FFN's width (X = 1)."""
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """X, Y and Z; the line 1 x tp x 1 where there is no grid."""
+        return grid_axes(self.grid) if self.grid else (1, self.tp, 1)
 
     @property
     def replica_chips(self) -> int:
@@ -45,7 +52,8 @@ class Plan(NamedTuple):
     def label(self) -> str:
         """`TP8xPP2xDP2`: ones left out, `TP1` for a single chip, `/batch` behind where attention is not over heads.
 
-        A second `/batch` says the same of prefill.
+        A second `/batch` says the same of prefill. Layouts of the FFN other than 1d follow: `/2d:4x16` with the grid,
+        `/2d:4x16/wg-xyz` where prefill has another.
         """
         parts = [f"{name.upper()}{getattr(self, name)}" for name in _DEGREES if getattr(self, name) > 1]
         text = "x".join(parts) or "TP1"
@@ -53,6 +61,10 @@ class Plan(NamedTuple):
             text += f"/{self.attention}"
         if self.prefill_attention != "heads":
             text += f"/{self.prefill_attention}"
+        if (self.ffn, self.prefill_ffn) != ("1d", "1d"):
+            text += f"/{self.ffn}" + (f":{self.grid}" if self.grid else "")
+        if self.prefill_ffn != self.ffn:
+            text += f"/{self.prefill_ffn}"
         return text
 
     def __str__(self) -> str:
@@ -72,8 +84,43 @@ class Plan(NamedTuple):
             if match is None or match[1].lower() in found:
                 raise InputError(f"{text!r} is not a plan: expected degrees joined by x, each once, as in TP8xPP2xDP2")
             found[match[1].lower()] = int(match[2])
-        if len(sharding) > 2 or not set(sharding) <= set(ATTENTION):
+        words = [word.partition(":") for word in sharding]
+        attention = [name for name, _, _ in words if name in ATTENTION]
+        layouts = [name for name, _, _ in words if name in FFN]
+        grids = [grid for name, colon, grid in words if colon and name in FFN]
+        if (
+            [name for name, _, _ in words] != attention + layouts
+            or max(len(attention), len(layouts)) > 2
+            or len(grids) > 1
+            or any(colon for name, colon, _ in words if name in ATTENTION)
+        ):
             raise InputError(
-                f"{text!r} is not a plan: behind the degrees expected /heads or /batch, a second one for prefill"
+                f"{text!r} is not a plan: behind the degrees expected {' or '.join(f'/{name}' for name in ATTENTION)}, "
+                "a second one for prefill, then the same of the FFN's layout with its grid, as /2d:4x16/wg-xyz"
             )
-        return cls(**found, **dict(zip(("attention", "prefill_attention"), sharding, strict=False)))  # type: ignore[arg-type]
+        layouts += layouts[-1:] if len(layouts) == 1 else []
+        named = dict(zip(("attention", "prefill_attention"), attention, strict=False))
+        named |= dict(zip(("ffn", "prefill_ffn"), layouts, strict=False))
+        plan = cls(**found, **named, grid=grids[0] if grids else "")  # type: ignore[arg-type]
+        if plan.grid:
+            grid_axes(plan.grid)
+        return plan
+
+
+def grid_axes(text: str) -> tuple[int, int, int]:
+    """X, Y and Z of a grid, as `4x4x4`, or `4x16` where Y and Z are not told apart.
+
+    Raises:
+        InputError: not a grid.
+    """
+    if _GRID.fullmatch(text.lower()) is None:
+        raise InputError(f"{text!r} is not a grid: expected chips as X x YZ or X x Y x Z, as 4x16 or 4x4x4")
+    x, y, *z = map(int, text.lower().split("x"))
+    return x, y, z[0] if z else 1
+
+
+def layouts_of(ffn: str | None, prefill_ffn: str | None) -> tuple[str, str]:
+    """Layouts where one or both are not said: 1d; or prefill's like decode's; or decode's 2d, which gathers nothing."""
+    if ffn is None:
+        ffn = "1d" if prefill_ffn in (None, "1d") else "2d"
+    return ffn, prefill_ffn or ffn

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from planner.plans.placement import Placement
-from planner.plans.plan import FFN, Plan
+from planner.plans.plan import Plan
 from planner.specs.engine import Engine
 from planner.specs.model import Model
+
+PADDING = 1.5
+"""Query heads after padding, at most so many times those of the model."""
 
 
 def refusal(model: Model, engine: Engine, placement: Placement, plan: Plan, weights: str | None = None) -> str | None:
@@ -23,12 +26,15 @@ def _near(wanted: int, valid: Iterable[int]) -> str:
     return " or ".join(map(str, below + above)) or "none"
 
 
-def tp_allowed(model: Model, engine: Engine, tp: int, weights: str | None = None) -> str | None:
-    """Why a model cannot be split tp ways with weights of this dtype (its own where none is named), or none."""
-    attention = model.attention
-    if attention.heads % tp:
-        return f"does not divide the {attention.heads} query heads"
-    if attention.latent is None and attention.kv_heads % tp and tp % attention.kv_heads:
+def tp_allowed(model: Model, engine: Engine, tp: int, weights: str | None = None, x: int = 1) -> str | None:
+    """Why a model cannot be split tp ways with weights of this dtype (its own where none is named), or none.
+
+    Where the model's width is divided over X of the ranks, the heads' projections are over the other tp / X.
+    """
+    attention, ways = model.attention, tp // x
+    if reason := _heads(model, engine, tp) and _heads(model, engine, ways):
+        return reason
+    if attention.latent is None and attention.kv_heads % ways and ways % attention.kv_heads:
         return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
     for what, width in _widths(model):
         if width % tp:
@@ -38,6 +44,21 @@ def tp_allowed(model: Model, engine: Engine, tp: int, weights: str | None = None
     if multiple > 1 and padded % tp:
         return f"does not divide the vocabulary padded to {padded}"
     return _misaligned(model, engine, tp, weights or model.weights)
+
+
+def _heads(model: Model, engine: Engine, ways: int) -> str | None:
+    """Why the query heads do not go over so many ranks, with padding where the engine pads; none if they do."""
+    heads = model.attention.heads
+    padded = -(-heads // ways) * ways
+    if padded == heads or (engine.head_padding and padded <= PADDING * heads):
+        return None
+    reason = f"does not divide the {heads} query heads"
+    return f"{reason}, which would be padded to {padded}" if engine.head_padding else reason
+
+
+def most_ranks(model: Model, engine: Engine) -> int:
+    """The largest degree over which query heads alone may go."""
+    return int(model.attention.heads * (PADDING if engine.head_padding else 1))
 
 
 def _widths(model: Model) -> list[tuple[str, int]]:
@@ -69,16 +90,16 @@ def _misaligned(model: Model, engine: Engine, tp: int, weights: str) -> str | No
 
 def shape_refusal(model: Model, engine: Engine, plan: Plan, weights: str | None = None) -> str | None:
     """Why the engine refuses this split of this model, whatever the chips: one sentence, or none."""
-    rules = (_experts, _pipeline, _attention)
+    rules = (_experts, _pipeline, _attention, _layouts)
     reasons = (rule(model, engine, plan) for rule in rules)
     return _tensor_parallel(model, engine, plan, weights) or next((reason for reason in reasons if reason), None)
 
 
 def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None) -> str | None:
-    reason = tp_allowed(model, engine, plan.tp, weights)
+    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0])
     if reason is None:
         return None
-    valid = [tp for tp in range(1, model.attention.heads + 1) if tp_allowed(model, engine, tp, weights) is None]
+    valid = [tp for tp in range(1, most_ranks(model, engine) + 1) if tp_allowed(model, engine, tp, weights) is None]
     return f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, valid)}"
 
 
@@ -125,8 +146,6 @@ def _not_yet(model: Model, plan: Plan) -> str | None:
             return f"{model.name} has {what}, whose time is not priced yet; {fits}"
     if plan.cp > 1:
         return f"cp {plan.cp}: context parallelism is not priced yet; use --tp and --pp"
-    if plan.ffn not in FFN or plan.prefill_ffn not in FFN:
-        return f"FFN layout {plan.ffn}/{plan.prefill_ffn} is not priced yet; there is {', '.join(FFN)}"
     return None
 
 
@@ -141,6 +160,45 @@ def _attention(model: Model, engine: Engine, plan: Plan) -> str | None:
     return None
 
 
+_STORED = {"1d": "slices of the FFN's width alone", "2d": "X x YZ pieces"}
+
+
+def _layouts(model: Model, engine: Engine, plan: Plan) -> str | None:
+    """Why the engine does not run two layouts, or they and the grid do not go together."""
+    pair = (plan.ffn, plan.prefill_ffn)
+    for wanted in pair:
+        if wanted not in engine.ffn:
+            return f"engine {engine.name} has no FFN layout {wanted}; it offers {', '.join(engine.ffn)}"
+    if pair == ("1d", "1d"):
+        if plan.grid:
+            return f"grid {plan.grid}: layout 1d keeps {_STORED['1d']}; leave the grid out, or use layout 2d"
+        return None
+    if plan.tp == 1:
+        return f"FFN layout {next(word for word in pair if word != '1d')}: one chip has nothing to divide; use 1d"
+    return _grid(model, plan)
+
+
+def _grid(model: Model, plan: Plan) -> str | None:
+    pair, (x, y, z) = (plan.ffn, plan.prefill_ffn), plan.axes
+    if x * y * z != plan.tp:
+        return f"grid {plan.grid} has {x * y * z} chips, tp is {plan.tp}"
+    if "1d" in pair and x > 1:
+        return (
+            f"FFN layouts {plan.ffn} and {plan.prefill_ffn} on a grid of {plan.grid}: 1d keeps {_STORED['1d']}, "
+            f"{next(word for word in pair if word != '1d')} in {_STORED['2d']}, and switching would move all weights; "
+            "use 2d for 1d"
+        )
+    for wanted in pair:
+        if wanted in ("2d", "wg-x", "wg-xy") and x == 1:
+            grid = f"grid {plan.grid} has" if plan.grid else "without a grid there is"
+            return f"FFN layout {wanted}: {grid} no X to divide the model's width over; give one, as 2x{plan.tp // 2}"
+        if wanted == "wg-xy" and z == 1:
+            return f"FFN layout wg-xy: grid {plan.grid} has no Z; with X and Y alone it is wg-xyz"
+    if model.hidden % x:
+        return f"X = {x} of grid {plan.grid} does not divide the model's width of {model.hidden}"
+    return None
+
+
 def chips_refusal(placement: Placement, plan: Plan) -> str | None:
     """Why a plan does not find its chips on a machine, or none."""
     if plan.chips > placement.usable:
@@ -150,7 +208,18 @@ def chips_refusal(placement: Placement, plan: Plan) -> str | None:
         return (
             f"tp {plan.tp} does not tile the slice {placement.slice}; nearest: {_near(plan.tp, placement.torus_groups)}"
         )
+    if plan.grid and placement.mesh(plan.axes) is None:
+        return f"grid {plan.grid}: {_grids(placement, plan.tp)}"
     most = placement.replicas(plan.tp, plan.pp, plan.cp)
     if plan.dp > most:
         return f"dp {plan.dp}: only {most} replicas fit without a tensor-parallel group straddling two domains"
     return None
+
+
+def _grids(placement: Placement, tp: int) -> str:
+    """Which grids a group of chips can be read as."""
+    meshes = [mesh.text for mesh in placement.meshes(tp) if mesh.sizes[0] > 1]
+    if not meshes:
+        return f"the {tp} chips of a tensor-parallel group leave a domain, where there are no axes; use layout 1d"
+    what = "" if placement.slice is None else f", a box of {'x'.join(map(str, placement.torus_groups[tp].axes))},"
+    return f"{tp} chips{what} can be {', '.join(meshes)}"

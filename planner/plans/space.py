@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from planner.plans.placement import Placement
-from planner.plans.plan import Plan
-from planner.plans.rules import refusal, tp_allowed
+from planner.plans.placement import Mesh, Placement
+from planner.plans.plan import Plan, grid_axes
+from planner.plans.rules import most_ranks, refusal, tp_allowed
 from planner.specs.engine import Engine
 from planner.specs.model import Model
+
+SLACK = 1.5
+"""Grids that move more than so many times the bytes of the best one are not looked at."""
 
 
 class Filters(NamedTuple):
@@ -25,6 +28,7 @@ class Filters(NamedTuple):
     prefill_attention: tuple[str, ...] = ()
     ffn: tuple[str, ...] = ()
     prefill_ffn: tuple[str, ...] = ()
+    grid: tuple[str, ...] = ()
 
     def distinct(self) -> Filters:
         """The same filters, a value named twice counted once."""
@@ -62,21 +66,94 @@ def _candidates(
     model: Model, engine: Engine, placement: Placement, filters: Filters, weights: str | None
 ) -> Iterator[Plan]:
     filters = filters.distinct()
-    layouts = list(_layouts(engine, filters))
-    for tp in filters.tp or range(1, min(placement.usable, model.attention.heads) + 1):
+    sharding = list(_sharding(engine, filters))
+    for tp in filters.tp or _degrees(model, engine, placement):
         deepest = max(1, min(model.layers, placement.usable // tp))
-        bare = tp_allowed(model, engine, tp, weights) is not None or tp > placement.usable
+        layouts = list(_layouts(model, engine, placement, filters, tp))
+        bare = tp > placement.usable or all(
+            tp_allowed(model, engine, tp, weights, grid_axes(grid)[0] if grid else 1) for *_, grid in layouts
+        )
         for pp in filters.pp or range(1, 1 + (1 if bare else deepest)):
             for cp, ep in product(filters.cp or (1,), filters.ep or (1,)):
                 most = max(1, placement.replicas(tp, pp, cp))
-                for dp, layout in product(filters.dp or (most,), layouts):
-                    attention, prefill_attention, ffn, prefill_ffn = layout
+                for dp, (attention, prefill_attention), layout in product(filters.dp or (most,), sharding, layouts):
                     if tp == 1 and attention == "batch" and not filters.attention:
                         continue  # one chip holds all heads of all its requests: the same plan twice
-                    yield Plan(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn)
+                    yield Plan(tp, pp, dp, ep, cp, attention, prefill_attention, *layout)
 
 
-def _layouts(engine: Engine, filters: Filters) -> Iterator[tuple[str, str, str, str]]:
+def _degrees(model: Model, engine: Engine, placement: Placement) -> Iterator[int]:
+    """Degrees of tensor parallelism: up to one head a rank, and beyond it where a grid divides the model's width."""
+    most = min(placement.usable, most_ranks(model, engine))
+    yield from range(1, most + 1)
+    if "2d" in engine.ffn:
+        beyond = placement.torus_groups or range(1, (placement.hardware.domain or 0) + 1)
+        yield from sorted(size for size in beyond if most < size <= placement.usable)
+
+
+def _sharding(engine: Engine, filters: Filters) -> Iterator[tuple[str, str]]:
     for attention in filters.attention or engine.attention:
         prefills = filters.prefill_attention or (("heads", "batch") if attention == "batch" else ("heads",))
-        yield from product((attention,), prefills, filters.ffn or ("1d",), filters.prefill_ffn or ("1d",))
+        yield from product((attention,), prefills)
+
+
+def _layouts(
+    model: Model, engine: Engine, placement: Placement, filters: Filters, tp: int
+) -> Iterator[tuple[str, str, str]]:
+    """(layout in decode, in prefill, grid) that store weights alike, of those that the engine runs or that are named.
+
+    Weights are gathered for decode steps only where that is named: a step has one token a request, and a layer's
+    weights cost what the activations of thousands of tokens do. Grids that move more than `SLACK` times the bytes of
+    the best one are left out unless they are named.
+    """
+    own = filters.ffn or tuple(name for name in engine.ffn if name in ("1d", "2d"))
+    prefills = filters.prefill_ffn or engine.ffn
+    found = False
+    for grid in filters.grid or ("", *(mesh.text for mesh in _grids(model, engine, placement, tp))):
+        for ffn, prefill_ffn in product(own, prefills):
+            if _stored_alike(ffn, prefill_ffn, grid, tp, named=bool(filters.grid)):
+                found = True
+                yield ffn, prefill_ffn, grid
+    if not found:  # to be refused with the reason
+        yield own[0], filters.prefill_ffn[0] if filters.prefill_ffn else own[0], filters.grid[0] if filters.grid else ""
+
+
+def _stored_alike(ffn: str, prefill_ffn: str, grid: str, tp: int, named: bool) -> bool:
+    """Whether two layouts belong to a grid: to its storage, and to no grid with fewer parts."""
+    pair = {ffn, prefill_ffn}
+    if pair == {"1d"} or tp == 1:
+        return pair == {"1d"} and not grid
+    x, _, z = grid_axes(grid) if grid else (1, tp, 1)
+    if x == 1:
+        return pair <= {"1d", "wg-xyz"} and not grid
+    return "1d" not in pair and ("wg-xy" in pair) <= (z > 1) and (z == 1 or "wg-xy" in pair or named)
+
+
+def _grids(model: Model, engine: Engine, placement: Placement, tp: int) -> list[Mesh]:
+    """The grids of a group with X > 1 that are worth a look (see `_layouts`)."""
+    if "2d" not in engine.ffn:
+        return []
+    meshes = [mesh for mesh in placement.meshes(tp) if mesh.sizes[0] > 1]
+    moved = {mesh: wire_elements(model, mesh) for mesh in meshes}
+    least = min(moved.values(), default=0.0)
+    return [mesh for mesh in meshes if moved[mesh] <= SLACK * least]
+
+
+def default_grid(model: Model, placement: Placement, tp: int) -> str:
+    """The grid that moves the least in layout 2d; "" where a group has none with X > 1."""
+    meshes = [mesh for mesh in placement.meshes(tp) if mesh.sizes[0] > 1 and mesh.sizes[2] == 1]
+    return min(meshes, key=lambda mesh: wire_elements(model, mesh)).text if meshes else ""
+
+
+def wire_elements(model: Model, mesh: Mesh) -> float:
+    """Elements a token sends over each wire of a chip in one layer of layout 2d (Pope et al. 2022, section 3.2.2).
+
+    Exact: 2 E/X (YZ-1)/YZ along YZ, and the columns of all projections over YZ, (X-1)/X of them, along X.
+    """
+    x, y, z = mesh.sizes
+    ways, attention = y * z, model.attention
+    heads = 2 * (attention.heads + attention.kv_heads)
+    columns = (model.ffn.inputs + 1) * model.ffn.hidden + heads * attention.head_dim
+    sent = {"yz": 2 * model.hidden / x * (ways - 1) / ways, "x": columns / ways * (x - 1) / x}
+    boxes = {axes: mesh.box(axes) for axes in sent}
+    return sum(elements / (box.wires if (box := boxes[axes]) and box.wires else 1) for axes, elements in sent.items())

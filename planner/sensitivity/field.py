@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.collectives import Groups, Network
-from planner.costs.layers import Pass, Structure, causal_pairs, count
+from planner.costs.layers import Pass, Structure, causal_pairs
+from planner.costs.layouts import count
 from planner.costs.memory import cached_tokens
 from planner.costs.serving import Fit, Rows, Setting, fit, price
 from planner.costs.weights import Num, Shard
 from planner.plans.placement import Placement
+from planner.plans.plan import grid_axes
 from planner.pricing import setting_of
 from planner.ranking import Ranking
 from planner.request import SEARCHED
@@ -86,7 +88,10 @@ class Field(NamedTuple):
     def of(cls, ranking: Ranking, index: NDArray[np.intp]) -> Field:
         """The plans at these rows of a ranking, the first plan first."""
         results, request = ranking.results.take(index), ranking.request
-        structures = list(zip(results["attention"], results["prefill_attention"], strict=True))
+        words = ("attention", "prefill_attention", "ffn", "prefill_ffn")
+        structures = list(zip(*(results[name] for name in words), strict=True))
+        grids = zip(results["grid"], results["tp"], strict=True)
+        axes = np.array([grid_axes(grid) if grid else (1, tp, 1) for grid, tp in grids])
         groups: list[_Group] = []
         traffic: list[_Traffic] = []
         full = np.zeros(len(index), dtype=bool)
@@ -97,7 +102,11 @@ class Field(NamedTuple):
             names = ("tp", "pp", "dp", "isl", "osl", "concurrency")
             columns = {name: results[name][places] for name in names}
             rows = Rows.of(
-                **columns, max_context=request.workload.max_context or 0, prefix_hit=request.workload.prefix_hit
+                **columns,
+                max_context=request.workload.max_context or 0,
+                prefix_hit=request.workload.prefix_hit,
+                x=axes[places, 0],
+                y=axes[places, 1],
             )
             fitted = fit(setting, rows, clip=False)
             groups.append(_Group(places, setting, rows, fitted))
@@ -231,8 +240,9 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
     setting, rows = group.setting, group.rows
     network, tp = Network(setting.placement, setting.engine), rows.tp.astype(int)
     flat = Network(_without_phases(setting), setting.engine)
-    groups, level, nothing = Groups.of(tp), setting.placement.span(tp), np.zeros(rows.length)
-    shard = Shard.for_engine(setting.model, setting.engine, setting.formats.weights.name, tp)
+    x, y = rows.x.astype(int), rows.y.astype(int)
+    whole_level, nothing = setting.placement.span(tp), np.zeros(rows.length)
+    shard = Shard.for_engine(setting.model, setting.engine, setting.formats.weights.name, tp, x=x, y=y)
     batch = np.maximum(group.fitted.batch, 1.0)
     micro = np.ceil(batch / np.minimum(rows.pp, batch))
     decode = Pass(micro, rows.isl + rows.osl / 2)
@@ -252,10 +262,14 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
         times: list[tuple[str, Num, Num, Array, Array, Any]] = []
         for transfer in count(setting.model, setting.engine, shard, work, setting.formats, setting.structure)[1]:
             often = setting.model.layers if transfer.place == "layer" else 1
+            groups, level, ranks = Groups.of(tp), whole_level, tp
+            if transfer.axes != "xyz":
+                groups = Groups.along(setting.placement, transfer.axes, (x, y, tp // (x * y)))
+                level, ranks = whole_level * 0, groups.ranks
             size, once = np.broadcast_to(transfer.bytes, tp.shape), network.price(transfer, groups)
             crosses = transfer.op == "all_reduce" and np.any(level > 0)
             phased = flat.price(transfer, groups) > once * (1 + _DIFFERENT) if crosses else nothing > 0
-            times.append((transfer.op, level, tp, size, often * once, phased))
+            times.append((transfer.op, level, ranks, size, often * once, phased))
         size = work.tokens * setting.model.hidden * ACTIVATION_BYTES
         for crossed, boundaries in enumerate(_boundaries(setting, rows)):
             if np.any(boundaries):

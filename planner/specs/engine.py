@@ -26,6 +26,8 @@ _SEQUENCES, _TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
 _MOST = 10**9  # beyond, a number is a slip of the keyboard
 ATTENTION = ("heads", "batch")
 """Ways to shard attention and its KV cache."""
+FFN = ("1d", "2d", "wg-x", "wg-xy", "wg-xyz")
+"""Layouts of the projections over a tensor-parallel group (Pope et al. 2022, section 3.2)."""
 
 
 class Scheduler(NamedTuple):
@@ -85,6 +87,14 @@ class Calibrated(NamedTuple):
     """none = any."""
     same_version: bool = True
     """false = another version of the engine was measured."""
+
+
+class Overlap(NamedTuple):
+    """Collectives that run while the products which make or use their data do (a looped collective einsum)."""
+
+    provenance: Provenance
+    fraction: Share
+    """Of a layer's collectives, as far as its products are long enough."""
 
 
 class EngineMemory(NamedTuple):
@@ -147,6 +157,13 @@ class Engine(NamedTuple):
     collectives: tuple[CollectiveRule, ...]
     attention: tuple[str, ...]
     """Ways to shard attention that it can run: heads, batch."""
+    ffn: tuple[str, ...] = ("1d",)
+    """Layouts of the projections that it can run: 1d, 2d, wg-x, wg-xy, wg-xyz."""
+    head_padding: bool = False
+    """Query heads that a degree does not divide are padded with empty ones, up to half as many again."""
+    fused_block: bool = False
+    """Where attention and FFN stand side by side, their input projections are one product, and their outputs too."""
+    overlap: Overlap | None = None
     attention_dp: Literal["divides", "equal"] | None = None
     """Data-parallel attention inside a tensor-parallel group: any divisor of it, the group itself, or none."""
     aliases: tuple[str, ...] = ()
@@ -228,11 +245,12 @@ class Engine(NamedTuple):
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """(key path, sentence) wherever a value is none of those that exist."""
-        for index, kind in enumerate(self.attention):
-            if kind not in ATTENTION:
-                yield f"attention.{index}", f"found {kind!r}, expected one of {', '.join(ATTENTION)}"
-        if not self.attention:
-            yield "attention", f"is empty, expected at least one of {', '.join(ATTENTION)}"
+        for key, kinds, known in (("attention", self.attention, ATTENTION), ("ffn", self.ffn, FFN)):
+            for index, kind in enumerate(kinds):
+                if kind not in known:
+                    yield f"{key}.{index}", f"found {kind!r}, expected one of {', '.join(known)}"
+            if not kinds:
+                yield key, f"is empty, expected at least one of {', '.join(known)}"
         for key, dtype in (("default", self.kv_cache.default), *self.kv_cache.by_weights.items()):
             if dtype not in KV_CACHE:
                 yield f"kv_cache.{key}", f"found {dtype!r}, expected one of {', '.join(KV_CACHE)}"

@@ -29,7 +29,9 @@ KINDS = ("gemm", "attention_prefill", "attention_decode", "elementwise")
 WIDE = frozenset(name for name, dtype in WEIGHTS.items() if dtype.bytes > ACTIVATION_BYTES)
 """Number formats that would lose precision in a chip's 16-bit arithmetic."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
-Algorithm = Literal["ring", "one_shot", "two_shot", "tree", "in_switch", "direct", "hierarchical", "torus"]
+Algorithm = Literal[
+    "ring", "one_shot", "two_shot", "tree", "in_switch", "direct", "hierarchical", "torus", "torus_by_axis"
+]
 
 
 class Chip(NamedTuple):

@@ -1,0 +1,254 @@
+"""Layouts of the projections over a grid of X x Y x Z chips: weight-stationary and weight-gathered (Pope et al. 2022).
+
+Section 3.2 and appendix A.2, with exact (K-1)/K factors (they are the collectives'). Every matrix of a layer is stored
+in X x YZ pieces, E_x F_yz: the model's width over X, the FFN's width and the heads over Y and Z. A pass leaves its
+weights where they are (`1d`, `2d`) or gathers them along N = X, XY or all chips (`wg-x`, `wg-xy`, `wg-xyz`), which then
+have different requests. Switching between layouts of one grid moves no weights. `1d` is X = 1, and `layers.count`
+counts it as Megatron does, with all-reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.costs import layers
+from planner.costs.layers import (
+    Formats,
+    Operation,
+    Pass,
+    Structure,
+    Transfer,
+    attention_operations,
+    end_operations,
+    gemm,
+    qk_norm_operations,
+)
+from planner.costs.weights import Num, Shard, layer_weights
+from planner.plans.placement import AXES
+from planner.specs.dtypes import ACTIVATION_BYTES as ACT
+from planner.specs.engine import Engine
+from planner.specs.model import Model
+
+GATHERED = {"1d": "", "2d": "", "wg-x": "x", "wg-xy": "xy", "wg-xyz": "xyz"}
+"""Axes along which a layout gathers the weights of a layer before it uses them."""
+_STATISTICS = 4.0
+"""Bytes of a sum of squares, or of a mean."""
+
+
+class Split(NamedTuple):
+    """What a chip works on in a pass, numbers or arrays over plans."""
+
+    gathered: str
+    """Axes along which weights are gathered and requests are divided."""
+    rest: str
+    """Axes over which the FFN's width and the heads are still divided."""
+    across: str
+    """Axes over which a chip's tokens are divided no further: all that are not gathered."""
+    copies: Num
+    """N: chips along the gathered axes."""
+    x: Num
+    """Ranks that the model's width is still divided over: X, or 1 once it is gathered."""
+    ways: Num
+    """Ranks along `rest`."""
+
+    @classmethod
+    def of(cls, layout: str, shard: Shard) -> Split:
+        """How a layout divides a pass over the grid of a shard."""
+        gathered = GATHERED[layout]
+        rest = "".join(axis for axis in "yz" if axis not in gathered)
+        sizes = {"x": shard.x, "y": shard.y, "z": shard.z}
+        copies = _product(sizes[axis] for axis in gathered)
+        return cls(
+            gathered,
+            rest,
+            "".join(axis for axis in AXES if axis not in gathered),
+            copies,
+            shard.x if "x" not in gathered else 1.0,
+            _product(sizes[axis] for axis in rest),
+        )
+
+    def rows(self, work: Pass) -> Num:
+        """Tokens on the chips with most of them: whole requests are divided over N, each with its tokens."""
+        if not self.gathered:
+            return work.tokens
+        prompts = np.maximum(work.prompts, 1.0)
+        prefilled = work.prefill_tokens * (np.ceil(prompts / self.copies) / prompts)
+        return np.ceil(work.decode_rows / self.copies) + prefilled
+
+
+def _product(values: Iterable[Num]) -> Num:
+    result: Num = 1.0
+    for value in values:
+        result = result * value
+    return result
+
+
+def count(
+    model: Model, engine: Engine, shard: Shard, work: Pass, formats: Formats, structure: Structure
+) -> tuple[list[Operation], list[Transfer]]:
+    """Operations and transfers of one pass on the fullest rank of a tensor-parallel group, in its layout.
+
+    A pass with prompt tokens runs in the prefill's layout, decodes that ride along too.
+    """
+    layout = structure.prefill_ffn if np.any(np.asarray(work.prefill_tokens) > 0) else structure.ffn
+    if layout == "1d":
+        return layers.count(model, engine, shard, work, formats, structure)
+    split = Split.of(layout, shard)
+    operations = _projections(model, engine, shard, work, formats, split)
+    operations += attention_operations(model, shard, work, formats, structure)
+    operations += _elementwise(model, shard, work, formats, split) + end_operations(model, shard, work, formats)
+    return operations, _transfers(model, engine, shard, work, formats, structure, split)
+
+
+class _Widths(NamedTuple):
+    """Columns on a chip, once what is gathered has been gathered."""
+
+    queries: Num
+    keys: Num
+    """Of keys and values together; of those heads that a rank has whole where there are fewer than ranks."""
+    hidden: Num
+    """Of the FFN."""
+
+    @property
+    def qkv(self) -> Num:
+        """Columns of the input projection of attention."""
+        return self.queries + self.keys
+
+
+def _widths(model: Model, shard: Shard, split: Split) -> _Widths:
+    attention, stored = model.attention, shard.tp / shard.x
+    return _Widths(
+        shard.stored_heads * stored / split.ways * attention.head_dim,
+        2 * np.maximum(1.0, np.ceil(attention.kv_heads / split.ways)) * attention.head_dim,
+        shard.ffn * shard.tp / split.ways,
+    )
+
+
+def _side_by_side(model: Model, engine: Engine) -> bool:
+    return model.parallel_block and engine.fused_block
+
+
+def _projections(
+    model: Model, engine: Engine, shard: Shard, work: Pass, formats: Formats, split: Split
+) -> list[Operation]:
+    """Products with [d / X, columns] and back; in a fused block those of attention and FFN are one kernel."""
+    wide, rows, inner = _widths(model, shard, split), split.rows(work), model.hidden / split.x
+    each, dtype, inputs = formats.weights.bytes, formats.compute, model.ffn.inputs
+    if _side_by_side(model, engine):
+        into, out = wide.qkv + inputs * wide.hidden, wide.queries + wide.hidden
+        return [
+            gemm("qkv, gate_up", rows, inner, into, inner * into * each, dtype),
+            gemm("out, down", rows, out, inner, inner * out * each, dtype),
+        ]
+    return [
+        gemm("qkv", rows, inner, wide.qkv, inner * wide.qkv * each, dtype),
+        gemm("out", rows, wide.queries, inner, inner * wide.queries * each, dtype),
+        gemm("gate_up", rows, inner, inputs * wide.hidden, inner * inputs * wide.hidden * each, dtype),
+        gemm("down", rows, wide.hidden, inner, inner * wide.hidden * each, dtype),
+    ]
+
+
+def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats, split: Split) -> list[Operation]:
+    """Norms and residual on a chip's part of each token, rotary embedding with the KV write, the FFN's activation."""
+    rows, d, dh, native = split.rows(work), model.hidden, model.attention.head_dim, formats.native
+    qkv = (shard.heads + shard.kv_heads) * dh
+    kv_write = work.tokens * 2 * shard.kv_heads * dh * formats.kv.bytes
+    part, hidden = rows * d / split.x, rows * shard.ffn * split.copies
+    return [
+        Operation("norm", "elementwise", native, times=model.norm.per_layer, activation_bytes=part * 4 * ACT),
+        Operation("rope, KV write", "elementwise", native, activation_bytes=work.tokens * qkv * 2 * ACT + kv_write),
+        Operation("activation", "elementwise", native, activation_bytes=hidden * (model.ffn.inputs + 1) * ACT),
+        *qk_norm_operations(model, shard, work, formats),
+    ]
+
+
+def _transfers(
+    model: Model, engine: Engine, shard: Shard, work: Pass, formats: Formats, structure: Structure, split: Split
+) -> list[Transfer]:
+    """Collectives of a layer, then those of the ends; where an axis has one chip nothing is sent along it."""
+    wide, rows, d = _widths(model, shard, split), split.rows(work), model.hidden
+    blocks = 1 if model.parallel_block else 2
+    transfers: list[Transfer] = []
+    if split.gathered:
+        own = layer_weights(model, shard).matrices * formats.weights.bytes
+        transfers.append(
+            Transfer("weights", "all_gather", own * split.copies / blocks, times=blocks, axes=split.gathered)
+        )
+    if split.rest:
+        part = rows * d / split.x * ACT
+        transfers.append(Transfer("inputs", "all_gather", part, times=blocks, axes=split.rest))
+        transfers.append(Transfer("outputs", "reduce_scatter", part, times=blocks, axes=split.rest))
+    if "x" not in split.gathered:
+        transfers += _along_x(model, rows, wide)
+    transfers += _resharded(model, shard, work, structure, split)
+    if engine.embedding_all_reduce:
+        transfers.append(Transfer("embedding", "reduce_scatter", work.tokens * d * ACT, "first"))
+    logits = (work.decode_rows + work.prompts_ended) * shard.vocab * shard.tp * ACT
+    transfers.append(Transfer("logits all-gather", "all_gather", logits, "last"))
+    return transfers
+
+
+def _along_x(model: Model, rows: Num, wide: _Widths) -> list[Transfer]:
+    """Along X a chip has a part of each token's width: its norm, its products into the layer and out of it are partial.
+
+    What leaves the input projections are sums to be scattered, what enters the output projections was divided so.
+    """
+    sums = rows * _STATISTICS * (2 if model.norm.kind == "layernorm" else 1)
+    into = {"qkv sums": rows * wide.qkv * ACT, "gate_up sums": rows * model.ffn.inputs * wide.hidden * ACT}
+    out = {"heads": rows * wide.queries * ACT, "hidden": rows * wide.hidden * ACT}
+    if model.parallel_block:
+        into, out = {"qkv, gate_up sums": sum(into.values())}, {"heads, hidden": sum(out.values())}
+    return [
+        Transfer("norm sums", "all_reduce", sums, times=model.norm.per_layer, axes="x"),
+        *(Transfer(name, "reduce_scatter", size, axes="x") for name, size in into.items()),
+        *(Transfer(name, "all_gather", size, axes="x") for name, size in out.items()),
+    ]
+
+
+def _resharded(model: Model, shard: Shard, work: Pass, structure: Structure, split: Split) -> list[Transfer]:
+    """From how the projections leave queries, keys and values to how attention wants them, and back.
+
+    The projections leave each request's heads divided over the chips that share it (`across`), requests over N.
+    Attention over the batch wants whole requests: an all-to-all among those chips. Over heads it wants every request
+    with its own heads: an all-to-all along the gathered axes; keys and values that several ranks need are gathered.
+    """
+    dh, heads = model.attention.head_dim, shard.heads * shard.tp
+    query, kv = heads * dh * ACT / shard.tp, 2 * model.attention.kv_heads * dh * ACT / shard.tp
+    prompts = np.maximum(work.prompts, 1.0)
+    own = 2 * shard.kv_heads * dh * ACT
+    copied = shard.kv_heads * shard.tp > model.attention.kv_heads  # several ranks need the same keys and values
+    found: list[Transfer] = []
+    phases = (
+        ("", structure.attention, work.decode_rows, np.ceil(work.decode_rows / shard.tp) * shard.tp),
+        (
+            " (prefill)",
+            structure.prefill_attention,
+            work.prefill_tokens,
+            work.prefill_tokens * (np.ceil(prompts / shard.tp) * shard.tp / prompts),
+        ),
+    )
+    for suffix, sharding, tokens, fullest in phases:
+        if not np.any(tokens):
+            continue
+        if sharding == "batch":
+            if split.across:
+                found += [
+                    Transfer(f"heads to batch{suffix}", "all_to_all", fullest * (query + kv), axes=split.across),
+                    Transfer(f"batch to heads{suffix}", "all_to_all", fullest * query, axes=split.across),
+                ]
+            continue
+        if split.gathered:
+            found += [
+                Transfer(f"requests to heads{suffix}", "all_to_all", tokens * query, axes=split.gathered),
+                Transfer(f"heads to requests{suffix}", "all_to_all", tokens * query, axes=split.gathered),
+                Transfer(f"KV to heads{suffix}", "all_to_all", tokens * kv * ~copied, axes=split.gathered),
+                Transfer(f"KV to all heads{suffix}", "all_gather", tokens * own * copied, axes=split.gathered),
+            ]
+        else:
+            found.append(Transfer(f"KV to all heads{suffix}", "all_gather", tokens * own * copied, axes="x"))
+        if suffix and structure.attention == "batch":  # the prompt's KV moves to the rank that decodes it
+            found.append(Transfer("KV to batch (prefill)", "all_to_all", fullest * kv))
+    return found
