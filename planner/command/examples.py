@@ -57,6 +57,13 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("two replicas of TP4 against one of TP8", "compare TP8 TP4xDP2 -m llama3-70b --gpus 8"),
         Example("the best plan of two kinds of chip", "compare -m llama3-70b --gpus 8 --hardware h100,h200"),
     ),
+    "crossover": (
+        Example("from which load on another plan leads", "crossover -m llama3-70b --gpus 8 --vary concurrency"),
+        Example(
+            "from which batch on weights are gathered",
+            "crossover -m palm-62b -H tpu-v4 --gpus 32 --tp 32 --dp 1\n--isl 1984 --osl 64 --vary tokens --to 1000000",
+        ),
+    ),
     "launch": (
         Example("the line that starts a plan", "launch -m llama3-70b --plan TP8"),
         Example("two nodes, by address", "launch -m llama3-70b --plan TP8xPP2\n--hosts 10.0.0.1,10.0.0.2"),

@@ -41,7 +41,7 @@ def of(test: Test, found: list[Comparison] | None = None) -> Summary:
 
 
 def test_every_row_says_what_ran_and_where_that_is_written() -> None:
-    assert len(ROWS) == 387
+    assert len(ROWS) == 402
     assert len({row["case"] for row in ROWS}) == len(ROWS)
     for row in ROWS:
         assert re.match(r"(https://|github:\S+@[0-9a-f]{7} |TensorRT-LLM v?0|TensorRT-LLM docs|vLLM performance|"
