@@ -26,6 +26,8 @@ CONTRACT = {
     "--max-context --arrivals --objective --price --memory-limit --memory-fraction --tp --pp --dp --ep --cp "
     "--attention --prefill-attention --ffn --prefill-ffn --max-ttft --max-tpot --max-latency --csv --json --no-header "
     "--quiet --debug --top --jobs": ("sweep",),
+    "--vary --from --to --model --hardware --engine --gpus --isl --osl --concurrency --objective --tp --attention "
+    "--ffn --grid --slice --csv --json --no-header --quiet --debug": ("crossover",),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
     "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --concurrency --weights --kv-cache "
@@ -42,7 +44,20 @@ CONTRACT = {
 
 @pytest.mark.parametrize(
     "name",
-    ["rank", "estimate", "sweep", "explain", "compare", "launch", "calibrate", "models", "hardware", "engines", "show"],
+    [
+        "rank",
+        "estimate",
+        "sweep",
+        "explain",
+        "compare",
+        "crossover",
+        "launch",
+        "calibrate",
+        "models",
+        "hardware",
+        "engines",
+        "show",
+    ],
 )
 def test_every_command_has_its_own_help_with_the_options_of_the_contract(name: str) -> None:
     done = run(name, "--help")
@@ -67,7 +82,7 @@ def test_every_command_word_runs() -> None:
     words |= {"sweep": ("-m", "llama3-8b", "--gpus", "1,2"), "completion": ("bash",)}
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
-    words |= {"launch": ("-m", "llama3-8b")}
+    words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
         done = run(name, *words.get(name, ()))
