@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from planner.costs.roofline import BOUNDS
-from planner.costs.serving import OWN, STEP
 from planner.errors import InputError
 from planner.explaining.breakdown import Breakdown, Item
 from planner.ranking import Ranking, tradeoff
-from planner.report.explain import FAR, shown_items
+from planner.report.explain import floor_of, shown_items
 from planner.report.figures import plural, short
 from planner.report.tabular import check_writable
 from planner.units import MS
@@ -137,12 +136,6 @@ def breakdown_plot(found: Breakdown, target: str) -> bytes:
         return _drawn(figure, target)
 
 
-def _floor(item: Item) -> float:
-    """Seconds of the floor where it says something, as in the tables: else 0."""
-    own = item.phase in ("", OWN, STEP)
-    return item.floor if own and item.seconds < FAR * item.floor else 0.0
-
-
 def _bars(axes: Any, items: Sequence[Item], bounds: Sequence[str]) -> None:
     """A bar for each item, its parts side by side; what is below 0 (a saving) goes to the left."""
     places = np.arange(len(items))
@@ -154,7 +147,9 @@ def _bars(axes: Any, items: Sequence[Item], bounds: Sequence[str]) -> None:
         ends[True] = ends[True] + np.maximum(values, 0)
         ends[False] = ends[False] + np.minimum(values, 0)
     floors = [
-        (place, item.floor / MS) for place, item in zip(places, items, strict=True) if 0 < _floor(item) <= item.seconds
+        (place, item.floor / MS)
+        for place, item in zip(places, items, strict=True)
+        if 0 < floor_of(item) <= item.seconds
     ]
     axes.plot(
         [floor for _, floor in floors], [place for place, _ in floors], linestyle="", marker="|", markersize=13,
