@@ -1,4 +1,4 @@
-"""A real browser for tests: chromium without a window, driven through a pipe by its own protocol (no package needed)."""
+"""A real browser for tests: chromium without a window, driven through a pipe by its own protocol."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def started() -> Iterator[Browser]:
         process = subprocess.Popen(
             [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=False,
-            preexec_fn=wire,
+            preexec_fn=wire,  # noqa: PLW1509 (no other thread runs in a test)
         )  # fmt: skip
         for end in theirs:
             os.close(end)
