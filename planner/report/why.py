@@ -156,14 +156,14 @@ def answer(ranking: Ranking) -> str:
 def caption(ranking: Ranking) -> list[str]:
     """The lines below a ranked table: workload, limits, how many plans, why, how sure."""
     lines = [question(ranking), f"{counts(ranking)}; {kept(ranking)}.", answer(ranking), *idle(ranking)]
-    return [*lines, " ".join(notes(ranking))]
+    return [*lines, " ".join([*_ties(ranking), *notes(ranking)])]
 
 
 def notes(ranking: Ranking) -> list[str]:
-    """What the figures are not sure of, and where they come from."""
+    """What the figures are not sure of, and where they come from, beside what counts as a tie."""
     request, results = ranking.request, ranking.results
     first = results.row(0)
-    found = [*_ties(ranking), *_loaded_ttft(ranking), *extrapolated(request.engine, results)]
+    found = [*_loaded_ttft(ranking), *extrapolated(request.engine, results)]
     found += bounds(request.engine)
     found += unmeasured(results)
     if request.model.unverified or (request.model.published and request.model.published.unverified):

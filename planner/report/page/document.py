@@ -192,14 +192,14 @@ def _basis(request: Request, plan: Breakdown, more: Sequence[str]) -> list[Secti
     bar = error_bar(request)
     within = request.engine.calibrated
     if within is None and bar == MEASURED_ERROR:
-        basis = f"Nobody can measure {request.engine.name}; plans within {bar:.0%} of each other count as a tie."
+        basis = f"Nobody can measure {request.engine.name}; plans within {bar:.0%} of each other count as a tie (~)."
     elif bar == MEASURED_ERROR:
         basis = (
-            f"Plans within {bar:.0%} of each other count as a tie: nine tenths of measured times of tokens on runs "
+            f"Plans within {bar:.0%} of each other count as a tie (~): nine tenths of measured times of tokens on runs "
             "that no constant was fitted to are less than 11 % off (plan validate has all of them)."
         )
     else:
-        basis = f"Plans within {bar:.0%} of each other count as a tie: nothing quite like this was measured."
+        basis = f"Plans within {bar:.0%} of each other count as a tie (~): nothing quite like this was measured."
     count = (
         f"{plural(len(known), 'constant')} in use; {doubtful} of them assumed, unverified or without a source, marked "
         "with ! and a dashed frame. `off by` is the mean error that was seen where a constant was fitted or measured."

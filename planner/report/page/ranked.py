@@ -59,7 +59,7 @@ HEADS: dict[str, tuple[str, str]] = {
 """(heading, unit) of result columns; one that is not here has its own name."""
 SHOWN = frozenset((
     "rank", "plan", "concurrency", "ttft_ms", "tpot_ms", "latency_ms", "tokens_per_s", "tokens_per_s_per_gpu",
-    "usd_per_mtok", "memory_gib", "max_concurrency", "bottleneck", "tie",
+    "usd_per_mtok", "memory_gib", "max_concurrency", "bottleneck",
 ))  # fmt: skip
 """Columns that are seen at first; the others are a click away."""
 
@@ -84,7 +84,7 @@ def ranked(results: Results) -> Markup:
     for name in names:
         words, unit = HEADS.get(name, (name.replace("_", " "), ""))
         heads.append(_head(words, unit, _is_number(name), hidden=name not in SHOWN, name=name))
-    body = [element("tr", *(_cell(name, row[name]) for name in names)) for row in rows]
+    body = [element("tr", *(_cell(name, row[name], bool(row["tie"])) for name in names)) for row in rows]
     table = element(
         "table",
         element("caption", "Plans, the best first"),
@@ -165,11 +165,13 @@ def _is_number(name: str) -> bool:
     return name not in TEXTS and name != "tie"
 
 
-def _cell(name: str, value: Any) -> Markup:
+def _cell(name: str, value: Any, tie: bool) -> Markup:
     figure = _is_number(name)
     kind = f"bound {value}" if name == "bottleneck" and value else "n" if figure else None
     if name == "plan":
         return element("th", _text(name, value), scope="row", data_v=value)
+    if name == "rank":
+        return element("td", f"{'~' if tie else ''}{_text(name, value)}", class_="n", data_v=_raw(value))
     return element("td", _text(name, value), class_=kind, data_v=_raw(value) if figure else None)
 
 

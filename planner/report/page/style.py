@@ -2,7 +2,7 @@
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--soft:#57606a;--line:#d5dae0;--panel:#f5f7f9;--link:#0a58ca;
---cloud:#9aa4b0;--warn-bg:#fff3d6;--warn-fg:#7a4a00;--sure-bg:#e3f4ea;--sure-fg:#14532d;
+--cloud:#7d8894;--warn-bg:#fff3d6;--warn-fg:#7a4a00;--sure-bg:#e3f4ea;--sure-fg:#14532d;
 --compute:#009e73;--memory:#3f9fd8;--network:#c06795;--overhead:#d99000;--bubble:#d55e00;--floor:#1b1f24;
 --m0:#d5dae0;--m1:#3f7fbf;--m2:#e08a3c;--m3:#8a6fc0;--m4:#7d8894}
 @media (prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e6e9ed;--soft:#a0abb8;--line:#363d46;--panel:#1c2127;
@@ -24,14 +24,14 @@ nav{display:flex;flex-wrap:wrap;gap:4px 16px;margin:1em 0;font-size:.9rem}
 .tiles span{color:var(--soft);font-size:.82rem}
 .scroll{overflow-x:auto;max-width:100%}
 .scroll:focus-visible{outline:2px solid var(--link);outline-offset:2px}
-table{border-collapse:collapse;font-size:.86rem;font-variant-numeric:tabular-nums;width:100%}
+table{border-collapse:separate;border-spacing:0;font-size:.86rem;font-variant-numeric:tabular-nums;width:100%}
 caption{text-align:left;color:var(--soft);padding:2px 0 6px;font-size:.86rem}
 th,td{padding:4px 10px;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 thead th{border-bottom:2px solid var(--line);vertical-align:bottom;white-space:nowrap}
 tbody th{font-weight:600;white-space:nowrap}
 .n{text-align:right;white-space:nowrap}
-tbody tr:hover{background:var(--panel)}
-#ranking tbody th,#ranking thead th[data-name=plan]{position:sticky;left:0;background:var(--bg)}
+tbody tr:hover>*{background:var(--panel)}
+#ranking thead th{white-space:normal}
 #facts tbody th{white-space:normal;min-width:15em;font-weight:400}
 th button{all:unset;cursor:default;font-weight:600}
 th small{display:block;color:var(--soft);font-weight:400;font-size:.78rem}
@@ -44,7 +44,6 @@ border-radius:3px}
 opacity:.45;font-weight:400}
 .js .sorts thead th:has(button)[aria-sort=ascending]::after{content:"\\2191";opacity:1;color:var(--fg)}
 .js .sorts thead th:has(button)[aria-sort=descending]::after{content:"\\2193";opacity:1;color:var(--fg)}
-.js #ranking thead th[data-name=plan]{position:sticky}
 td:has(svg.bar){min-width:160px;width:38%}
 .bar{width:100%;height:14px;display:block;margin-top:4px}
 .compute{fill:var(--compute)}.memory{fill:var(--memory)}.network{fill:var(--network)}
@@ -66,7 +65,7 @@ figcaption{color:var(--soft);font-size:.86rem;max-width:90ch}
 #frontier{width:100%;min-width:560px;height:auto;display:block;max-width:980px}
 #frontier:focus-visible{outline:2px solid var(--link)}
 #frontier .grid{stroke:var(--line);stroke-width:1}
-#frontier .cloud{stroke:var(--cloud);stroke-width:4.5;stroke-linecap:round;fill:none;opacity:.75}
+#frontier .cloud{stroke:var(--cloud);stroke-width:4.5;stroke-linecap:round;fill:none;opacity:.8}
 #frontier polyline.frontier{fill:none;stroke:var(--soft);stroke-width:1.3}
 #frontier .mark,.key .mark{stroke:var(--fg);stroke-width:.8}
 #frontier .first{fill:none;stroke:var(--fg);stroke-width:1.8}
@@ -94,10 +93,12 @@ margin:.5em 0}
 background:var(--sure-bg);color:var(--sure-fg)}
 .unsure{background:var(--warn-bg);color:var(--warn-fg);border:1px dashed currentColor;font-weight:600}
 tr:has(.unsure) td,tr:has(.unsure) th{font-style:italic}
+td:has(.source){min-width:20em}
 .source{overflow-wrap:anywhere;color:var(--soft);font-size:.8rem}
 code{font:13px/1.4 ui-monospace,"DejaVu Sans Mono",monospace;background:var(--panel);padding:2px 5px;
 border-radius:4px;overflow-wrap:anywhere}
 [hidden]{display:none!important}
+@media (max-width:760px){#ranking tbody th{position:sticky;left:0;background:var(--bg)}}
 @media (max-width:640px){main{padding:12px 12px 40px}th,td{padding:4px 6px}.answer{font-size:1.05rem}
 td:has(svg.bar){min-width:110px}}
 @media print{:root{--bg:#fff;--fg:#000;--soft:#444;--line:#bbb;--panel:#fff;--floor:#000}main{max-width:none;
