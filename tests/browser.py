@@ -28,11 +28,15 @@ PATIENCE = 30.0
 """Seconds that an answer may take on a busy machine."""
 
 
+class SilentError(Exception):
+    """The browser has ended, or does not answer in time."""
+
+
 class Browser:
     """One page of a running browser, with every request, console line and exception that it had."""
 
-    def __init__(self, to: int, back: int, process: subprocess.Popen[bytes]) -> None:
-        self._to, self._back, self._process = to, back, process
+    def __init__(self, to: int, back: int) -> None:
+        self._to, self._back = to, back
         self._rest, self._number, self._session = b"", 0, ""
         self.requests: list[str] = []
         self.complaints: list[str] = []
@@ -109,7 +113,8 @@ class Browser:
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._back], [], [], max(0.0, end - time.monotonic()))
             piece = os.read(self._back, 1 << 20) if ready else b""
-            assert piece, "the browser does not answer"
+            if not piece:
+                raise SilentError("the browser does not answer")
             self._rest += piece
         first, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(first)
@@ -154,7 +159,11 @@ def started() -> Iterator[Browser]:
         for end in theirs:
             os.close(end)
         try:
-            yield Browser(ours[0][1], ours[1][0], process)
+            try:
+                browser = Browser(ours[0][1], ours[1][0])
+            except (SilentError, BrokenPipeError):  # a stub that asks for a package, or a machine that it cannot run on
+                pytest.skip(f"{program} is installed but does not start: nothing is opened in a browser")
+            yield browser
         finally:
             os.close(ours[0][1])
             try:

@@ -296,7 +296,7 @@ def asked(context: typer.Context, command: str) -> str:
     """The command that asks the same question, as a shell takes it: options at their defaults are left out."""
     import shlex  # noqa: PLC0415 (pages only)
 
-    words = [command]
+    words = command.split()
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
         if parameter.name in _NO_QUESTION or value is None or value == parameter.default:

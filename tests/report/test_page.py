@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -161,6 +163,9 @@ def test_what_a_file_calls_itself_is_text_everywhere(tmp_path: Path) -> None:
     names = [tag for tag, _ in found.elements]
     assert names.count("script") == [tag for tag, _ in plain.elements].count("script")
     assert "b" not in {tag for tag, _ in found.elements} - {tag for tag, _ in plain.elements}
+    picture = tmp_path / "a.svg"
+    assert run("-m", odd, "-H", ours, "--gpus", "2", "--quiet", "--placement-svg", picture).status == 0
+    assert any(EVIL in (node.text or "") for node in ElementTree.parse(picture).iter())
     assert EVIL in page(tmp_path, "explain", "-m", odd, "-H", ours, "--gpus", "2", "--plan", "TP2").text
 
 
@@ -194,6 +199,26 @@ def test_the_same_question_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.html", "b.html"):
         assert run("-m", "llama3-8b", "--gpus", "2", "--quiet", "--html", tmp_path / name).status == 0
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "llama3-8b", "-H", "tpu-v5e", "--gpus", "4", "--slice", "2x2", "--pareto", "--max-tpot", "12.5"),
+        ("explain", "-m", "llama3-8b", "--tp", "1,2", "--gpus", "2", "--price", "3", "--prefix-hit", "0.5"),
+    ],
+)
+def test_the_command_on_a_page_makes_that_page(words: tuple[str, ...], tmp_path: Path) -> None:
+    first, second = tmp_path / "a.html", tmp_path / "b.html"
+    assert run(*words, "--quiet", "--html", first, "--csv", tmp_path / "a.csv").status == 0
+    text = first.read_text(encoding="utf-8")
+    asked = re.search("<code>(.*?)</code>", text)
+    assert asked is not None
+    program, *typed = shlex.split(html.unescape(asked[1]))
+    assert program == "plan"
+    assert not {"--html", "--quiet", "--csv"} & set(typed)
+    assert run(*typed, "--quiet", "--html", second).status == 0
+    assert second.read_text(encoding="utf-8") == text
 
 
 def test_answers_of_one_token_have_no_picture_and_pareto_has_no_winner(tmp_path: Path) -> None:
