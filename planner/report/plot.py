@@ -364,10 +364,10 @@ def comparison_plot(plans: Sequence[Breakdown], labels: Sequence[str], target: s
             ends[False] = ends[False] + np.minimum(values, 0)
         for place, plan in zip(places, plans, strict=True):
             axes.annotate(
-                f"{signed(plan.goal_value())} {goal.unit}", (ends[True][place], place), xytext=(4, 0),
+                signed(plan.goal_value()), (ends[True][place], place), xytext=(4, 0),
                 textcoords="offset points", va="center", fontweight="bold",
             )  # fmt: skip
-        room = 1.03 + 0.022 * max(len(f"{signed(plan.goal_value())} {goal.unit}") for plan in plans)
+        room = 1.03 + 0.022 * max(len(signed(plan.goal_value())) for plan in plans)
         axes.set_xlim(1.02 * np.min(ends[False]), room * np.max(ends[True]))
         axes.set_yticks(places, labels)
         axes.invert_yaxis()
