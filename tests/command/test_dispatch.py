@@ -35,7 +35,9 @@ CONTRACT = {
     "--no-header --quiet --debug": ("launch",),
     "--launch": ("rank",),
     "--placement": ("rank", "estimate"),
-    "--plot": ("rank", "explain"),
+    "--plot": ("rank", "explain", "compare", "sweep"),
+    "--html": ("rank", "explain"),
+    "--placement-svg": ("rank", "explain", "estimate"),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),
