@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.serving import Rows, fit, price
+from planner.costs.serving import PLAN_COLUMNS, Rows, fit, price
 from planner.errors import InputError, NoPlanError
 from planner.explaining.breakdown import pinned, plan_of
 from planner.explaining.goal import goal_value
@@ -200,7 +200,7 @@ def _rows(request: Request, plans: Sequence[Plan], loads: Array, prompts: Array)
     """Every plan at every value, plan by plan."""
     many, work = len(loads), request.workload
     each = Rows.of_plans(plans, isl=0, osl=0, concurrency=0)
-    degrees = {name: np.repeat(getattr(each, name), many) for name in ("tp", "pp", "dp", "x", "y")}
+    degrees = {name: np.repeat(getattr(each, name), many) for name in PLAN_COLUMNS}
     return Rows.of(
         **degrees,
         isl=np.tile(prompts, len(plans)),

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.layers import Structure
 from planner.costs.roofline import BOUNDS
-from planner.costs.serving import Rows, Setting, fit, price
+from planner.costs.serving import PLAN_COLUMNS, Rows, Setting, fit, price, structure_of
 from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan, grid_axes, layouts_of
 from planner.plans.rules import refusal
+from planner.plans.sharding import implied_prefill
 from planner.plans.space import default_grid
 from planner.points import CHOICES, DEFAULTS, DEGREES, NUMBERS, Points, alike, check_names, distinct
 from planner.pricing import memory_reasons, setting_of
@@ -88,10 +88,11 @@ def _price_group(table: Points, key: dict[str, str | None], index: NDArray[np.in
     max_context = np.where(np.isnan(columns["max_context"]), 0.0, columns["max_context"])
     plans, which = _plans(setting, columns, key)
     _check(table, setting, key, index, columns, gpus, max_context)
-    x, y = (np.array([plan.axes[axis] for plan in plans])[which] for axis in (0, 1))
+    each = Rows.of_plans(plans, isl=0, osl=0, concurrency=0)
     rows = Rows.of(
-        tp=columns["tp"], pp=columns["pp"], dp=columns["dp"], isl=columns["isl"], osl=columns["osl"],
-        concurrency=concurrency, max_context=max_context, prefix_hit=columns["prefix_hit"], x=x, y=y,
+        **{name: getattr(each, name)[which] for name in PLAN_COLUMNS},
+        isl=columns["isl"], osl=columns["osl"], concurrency=concurrency, max_context=max_context,
+        prefix_hit=columns["prefix_hit"],
     )  # fmt: skip
     sound = np.array([table.errors[row] is None for row in index])
     rows = _safe(rows, sound)
@@ -139,8 +140,19 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
         usd_per_chip_hour=_positive(key, "price", float),
         slice=key["slice"],
     )
-    structure = Structure(*(get(name) for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")))
-    return setting_of(request, placement, structure)
+    return setting_of(request, placement, structure_of(_words(key)))
+
+
+def _words(key: dict[str, str | None]) -> Plan:
+    """The words of a plan, whatever its degrees."""
+    attention = key["attention"] or "heads"
+    return Plan(
+        attention=attention,
+        prefill_attention=key["prefill_attention"] or implied_prefill(attention),
+        ffn=key["ffn"] or "1d",
+        prefill_ffn=key["prefill_ffn"] or "1d",
+        grid=key["grid"] or "",
+    )
 
 
 def _positive(key: dict[str, str | None], name: str, read: Callable[[str], float]) -> float | None:
@@ -219,9 +231,8 @@ def _plans(
 
 def _plan(setting: Setting, key: dict[str, str | None], degrees: Sequence[int]) -> Plan:
     """The plan of some degrees; a layout that needs a grid gets the best one where none is named."""
-    chosen: dict[str, Any] = dict(zip(DEGREES, degrees, strict=True))
-    chosen |= {name: key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention")}
-    plan = Plan(**chosen, ffn=key["ffn"] or "1d", prefill_ffn=key["prefill_ffn"] or "1d", grid=key["grid"] or "")
+    tp, pp, dp, ep, cp = degrees
+    plan = _words(key)._replace(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp)
     if not plan.grid and "1d" not in (plan.ffn, plan.prefill_ffn):
         return plan._replace(grid=default_grid(setting.model, setting.placement, plan.tp))
     return plan

@@ -40,7 +40,7 @@ OPTIONS = (*NUMBERS, *TEXTS)
 """Names of what may be given for a point: the command's options, with underscores."""
 DEFAULTS: dict[str, Any] = {
     "hardware": "h100", "objective": "latency", "isl": 1024, "osl": 256, "prefix_hit": 0.0,
-    "attention": "heads", "prefill_attention": "heads",
+    "attention": "heads",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from planner.costs.collectives import Network
 from planner.costs.layers import Structure
 from planner.costs.memory import Budget
-from planner.costs.serving import Fit, Rows, Setting, fit, formats_of, price, structure_of
+from planner.costs.serving import PLAN_COLUMNS, Fit, Rows, Setting, fit, formats_of, price, structure_of
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.space import Refused, enumerate_plans
@@ -139,7 +139,7 @@ def setting_of(request: Request, placement: Placement, structure: Structure) -> 
 def _rows(request: Request, plans: list[Plan], which: NDArray[np.intp], concurrency: Array | float) -> Rows:
     work = request.workload
     each = Rows.of_plans(plans, isl=0, osl=0, concurrency=0)
-    degrees = {name: getattr(each, name)[which] for name in ("tp", "pp", "dp", "x", "y")}
+    degrees = {name: getattr(each, name)[which] for name in PLAN_COLUMNS}
     return Rows.of(
         **degrees,
         isl=work.isl,

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 from planner.errors import InputError
 from planner.plans.plan import grid_axes
+from planner.plans.sharding import KNOWN
 from planner.plans.space import Filters
-from planner.specs.engine import ATTENTION, FFN, Engine
+from planner.specs.engine import FFN, Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
 from planner.specs.workload import ARRIVALS, SCHEDULES, Workload
@@ -25,7 +26,7 @@ TIMES = ("ttft", "tpot", "latency")
 SEARCHED = ("throughput", "cost")
 """Goals for which the concurrency is searched when none is given."""
 LAYOUTS: dict[str, Sequence[str]] = {
-    "attention": ATTENTION, "prefill_attention": ATTENTION, "ffn": FFN, "prefill_ffn": FFN,
+    "attention": KNOWN, "prefill_attention": KNOWN, "ffn": FFN, "prefill_ffn": FFN,
 }  # fmt: skip
 """Dimensions of a plan that are words, with those that exist; its others are degrees."""
 

@@ -11,12 +11,12 @@ from planner.errors import InputError
 from planner.launching import deployment
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
+from planner.plans.sharding import KNOWN
 from planner.report import launch as report
 from planner.report import tabular
 from planner.request import Limits
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.dtypes import kv_dtype, weight_dtype
-from planner.specs.engine import ATTENTION
 from planner.specs.workload import Workload
 from planner.units import parse_bytes
 
@@ -126,7 +126,7 @@ def _plan(label: str | None, degrees: dict[str, str | None], attention: str | No
             raise InputError(f"--{name} {degree} contradicts --plan {label}")
     if attention is None:
         return plan
-    if opt.choice(attention, "--attention", ATTENTION) != plan.attention and label is not None:
+    if opt.choice(attention, "--attention", KNOWN) != plan.attention and label is not None:
         raise InputError(f"--attention {attention} contradicts --plan {label}; write /{attention} behind its degrees")
     return plan._replace(attention=attention)
 

@@ -98,7 +98,12 @@ Dp = Annotated[
 Ep = Annotated[str | None, typer.Option("--ep", metavar="N,...", help="Expert-parallel degrees.")]
 Cp = Annotated[str | None, typer.Option("--cp", metavar="N,...", help="Context-parallel degrees.")]
 Attention = Annotated[
-    str | None, typer.Option("--attention", metavar="heads|batch", help="How attention is sharded in decode.")
+    str | None,
+    typer.Option(
+        "--attention",
+        metavar="heads|batch|AxB",
+        help="How attention is sharded in decode: heads, batch, heads4xbatch2, heads2xseq4.",
+    ),
 ]
 PrefillAttention = Annotated[
     str | None, typer.Option("--prefill-attention", metavar="heads|batch", help="The same in prefill.")

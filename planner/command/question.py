@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import cast
 
 from planner.command import options as opt
+from planner.plans.sharding import KNOWN
 from planner.plans.space import Filters
 from planner.request import Limits, Objective, Request
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.dtypes import kv_dtype, weight_dtype
-from planner.specs.engine import ATTENTION, FFN
+from planner.specs.engine import FFN
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
 
@@ -101,8 +102,8 @@ def filters_of(
         opt.numbers(dp, "--dp"),
         opt.numbers(ep, "--ep"),
         opt.numbers(cp, "--cp"),
-        opt.choices(attention, "--attention", ATTENTION),
-        opt.choices(prefill_attention, "--prefill-attention", ATTENTION),
+        opt.choices(attention, "--attention", KNOWN),
+        opt.choices(prefill_attention, "--prefill-attention", KNOWN),
         opt.choices(ffn, "--ffn", FFN),
         opt.choices(prefill_ffn, "--prefill-ffn", FFN),
         tuple(part.strip().lower() for part in grid.split(",")) if grid else (),

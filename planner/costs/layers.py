@@ -18,6 +18,8 @@ from planner.specs.engine import Engine
 from planner.specs.hardware import CollectiveOp
 from planner.specs.model import Model
 
+_LSE = 4.0
+"""Bytes of a head's logarithm of its sum of exponentials."""
 Kind = Literal["gemm", "attention_prefill", "attention_decode", "elementwise"]
 Place = Literal["layer", "first", "last"]
 
@@ -82,6 +84,21 @@ class Pass(NamedTuple):
         """Rows through every projection."""
         return self.decode_rows + self.prefill_tokens
 
+    def divided(self, groups: Num) -> Pass:
+        """What the fullest of several groups has, between which whole requests are divided."""
+        prompts = np.maximum(self.prompts, 1.0)
+        share = np.ceil(prompts / groups) / prompts
+        return Pass(
+            np.ceil(self.decode_rows / groups),
+            self.context,
+            self.prefill_tokens * share,
+            self.prefill_pairs * share,
+            self.prefill_prior * share,
+            self.prompts * share,
+            self.prompts_ended * share,
+            self.window_pairs * share,
+        )
+
 
 class Formats(NamedTuple):
     """Number formats of a run and the arithmetic they lead to on a chip."""
@@ -98,10 +115,13 @@ class Structure(NamedTuple):
     """What decides which operations and transfers there are at all."""
 
     attention: str = "heads"
+    """heads, batch, or data: groups of the ranks with requests and projections of their own (`Shard.attention_tp`)."""
     prefill_attention: str = "heads"
     ffn: str = "1d"
     """Layout of the projections in decode steps; a pass with prompt tokens runs in `prefill_ffn`."""
     prefill_ffn: str = "1d"
+    sequence: bool = False
+    """Whether a request's cache lies on several ranks by tokens while it decodes."""
 
 
 def causal_pairs(tokens: Num, window: int | None = None) -> Num:
@@ -120,9 +140,11 @@ def count(
     Megatron's partition (`costs.layouts` has the others): columns of QKV and of the FFN's inputs, rows of the outputs,
     one all-reduce after each (one for both where attention and FFN stand side by side).
     """
-    operations = _projections(model, shard, work, formats)
-    operations += attention_operations(model, shard, work, formats, structure)
-    operations += _elementwise(model, shard, work, formats) + end_operations(model, shard, work, formats)
+    own = work if structure.attention != "data" else work.divided(shard.attention_dp)
+    operations = attention_projections(model, shard, own, formats)
+    operations += attention_operations(model, shard, own, formats, structure)
+    operations += attention_elementwise(model, shard, own, formats)
+    operations += _ffn(model, shard, work, formats) + end_operations(model, shard, work, formats)
     return operations, _transfers(model, engine, shard, work, structure)
 
 
@@ -141,15 +163,27 @@ def gemm(
     )
 
 
-def _projections(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+def attention_projections(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+    """Into attention and out of it."""
     weights, d, dh = layer_weights(model, shard), model.hidden, model.attention.head_dim
     each, plain, rows, dtype = formats.weights.bytes, formats.weights.plain_bytes, work.tokens, formats.compute
-    qkv, heads, inputs = (shard.heads + 2 * shard.kv_heads) * dh, shard.heads * dh, model.ffn.inputs * shard.ffn
+    qkv, heads = (shard.heads + 2 * shard.kv_heads) * dh, shard.heads * dh
     return [
         gemm("qkv", rows, d, qkv, weights.qkv * each + weights.qkv_bias * plain, dtype),
         gemm("out", rows, heads, d, weights.out * each + weights.out_bias * plain, dtype),
+    ]
+
+
+def _ffn(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+    """A dense FFN: its two products, and its activation between them."""
+    weights, d = layer_weights(model, shard), model.hidden
+    each, plain, rows, dtype = formats.weights.bytes, formats.weights.plain_bytes, work.tokens, formats.compute
+    inputs = model.ffn.inputs * shard.ffn
+    between = rows * shard.ffn * (model.ffn.inputs + 1) * ACT
+    return [
         gemm("gate_up", rows, d, inputs, weights.gate_up * each + weights.gate_up_bias * plain, dtype),
         gemm("down", rows, shard.ffn, d, weights.down * each + weights.down_bias * plain, dtype),
+        Operation("activation", "elementwise", formats.native, activation_bytes=between),
     ]
 
 
@@ -180,6 +214,8 @@ def _decode_attention(
     heads, kv_heads, rows = shard.heads, shard.kv_heads, work.decode_rows
     if structure.attention == "batch":  # all heads of the fullest rank's share of the requests
         heads, kv_heads, rows = attention.heads, attention.kv_heads, np.ceil(work.decode_rows / shard.tp)
+    if structure.sequence:  # the heads of all ranks that share the tokens, over a part of these
+        heads, kv_heads, context = heads * shard.sequence, shard.cache_heads, np.ceil(context / shard.sequence)
     return Operation(
         "attention (decode)" if window is None else "window attention (decode)",
         "attention_decode",
@@ -216,8 +252,8 @@ def _prefill_attention(
     )
 
 
-def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
-    """Memory-bound kernels: norms with the residual, rotary embedding with the KV write, the FFN's activation."""
+def attention_elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+    """Memory-bound kernels: norms with the residual, rotary embedding with the KV write, norms of queries and keys."""
     rows, d, dh, native = work.tokens, model.hidden, model.attention.head_dim, formats.native
     norm_bytes = model.norm.vectors * d * ACT
     qkv = (shard.heads + shard.kv_heads) * dh
@@ -232,9 +268,6 @@ def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> li
             activation_bytes=rows * d * 4 * ACT,
         ),
         Operation("rope, KV write", "elementwise", native, activation_bytes=rows * qkv * 2 * ACT + kv_write),
-        Operation(
-            "activation", "elementwise", native, activation_bytes=rows * shard.ffn * (model.ffn.inputs + 1) * ACT
-        ),
     ]
     return operations + qk_norm_operations(model, shard, work, formats)
 
@@ -280,11 +313,16 @@ def end_operations(model: Model, shard: Shard, work: Pass, formats: Formats) -> 
 def _transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure: Structure) -> list[Transfer]:
     d, dh, attention, rows = model.hidden, model.attention.head_dim, model.attention, work.tokens
     residual = rows * d * ACT
-    transfers = [Transfer("all-reduce", "all_reduce", residual, times=1 if model.parallel_block else 2)]
+    if structure.attention == "data":
+        transfers = _between_groups(model, shard, work)
+    else:
+        transfers = [Transfer("all-reduce", "all_reduce", residual, times=1 if model.parallel_block else 2)]
     if engine.embedding_all_reduce:
         transfers.append(Transfer("embedding all-reduce", "all_reduce", residual, "first"))
     logits = (work.decode_rows + work.prompts_ended) * shard.vocab * shard.tp * ACT
     transfers.append(Transfer("logits all-gather", "all_gather", logits, "last"))
+    if structure.sequence:
+        transfers += _along_sequence(model, shard, work, structure)
     query, kv = attention.heads * dh * ACT / shard.tp, 2 * attention.kv_heads * dh * ACT / shard.tp
     prompts = np.maximum(work.prompts, 1.0)  # the rank with most requests sends and receives for all its places
     decoded = np.ceil(work.decode_rows / shard.tp) * shard.tp
@@ -298,3 +336,30 @@ def _transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure
     elif structure.attention == "batch":  # the prompt's KV moves to the rank that decodes it
         transfers.append(Transfer("KV to batch (prefill)", "all_to_all", prefilled * kv))
     return transfers
+
+
+def _between_groups(model: Model, shard: Shard, work: Pass) -> list[Transfer]:
+    """Data-parallel attention: a group reduces its own tokens' attention; the FFN, over all ranks, wants all tokens."""
+    own = work.divided(shard.attention_dp).tokens * model.hidden * ACT
+    everything = work.tokens * model.hidden * ACT
+    return [
+        Transfer("attention all-reduce", "all_reduce", own, axes="heads"),
+        Transfer("tokens of all groups", "all_gather", everything),
+        Transfer("tokens to their groups", "reduce_scatter", everything),
+    ]
+
+
+def _along_sequence(model: Model, shard: Shard, work: Pass, structure: Structure) -> list[Transfer]:
+    """Ranks that hold parts of a request's cache by tokens: queries to all of them, partial outputs back.
+
+    Each computes its part for the heads of all of them; an output comes with the logarithm of its sum of exponentials,
+    by which parts are merged (one exchange, as vLLM's decode context parallelism and Helix do).
+    """
+    rows = work.decode_rows if structure.attention != "data" else np.ceil(work.decode_rows / shard.attention_dp)
+    gathered, latent = shard.heads * shard.sequence, model.attention.latent
+    query = model.attention.head_dim if latent is None else latent.cached
+    value = model.attention.head_dim if latent is None else latent.kv_rank
+    return [
+        Transfer("queries along the sequence", "all_gather", rows * gathered * query * ACT, axes="sequence"),
+        Transfer("partial outputs", "all_to_all", rows * gathered * (value * ACT + _LSE), axes="sequence"),
+    ]

@@ -181,7 +181,7 @@ def room(
             stage_weight_bytes(model, shard, stages, formats.weights), tables, _at_end(stages, drafts), strict=True
         )
     )
-    by_heads = structure.attention == "heads"
+    by_heads = structure.attention != "batch"
     window, extra = kept_window(model, engine)
     return Room(
         weights=(first, middle, last),
@@ -210,7 +210,8 @@ def _pages(
     if attention.latent is not None:
         elements: Num = attention.latent.cached
     else:
-        elements = 2 * (shard.kv_heads if by_heads else attention.kv_heads) * attention.head_dim
+        elements = 2 * (shard.cache_heads if by_heads else attention.kv_heads) * attention.head_dim
+    elements = elements / shard.sequence
     state = 0.0 if model.linear is None else model.linear.state_elements * STATE_BYTES
     counts = {kind: [0.0, 0.0, 0.0] for kind in ("full", "window", "linear")}
     for kind, layers in stage_layers(model, stages):

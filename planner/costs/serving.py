@@ -21,6 +21,7 @@ from planner.costs.step import PassTime, Replica, pass_time
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
+from planner.plans.sharding import WORDS
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
@@ -63,7 +64,14 @@ def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | 
 
 def structure_of(plan: Plan) -> Structure:
     """What decides a plan's list of operations."""
-    return Structure(plan.attention, plan.prefill_attention, plan.ffn, plan.prefill_ffn)
+    parts = plan.sharding
+    attention = "data" if parts.batch > 1 else "batch" if plan.attention == "batch" else "heads"
+    prefill = plan.prefill_attention if plan.prefill_attention in WORDS else attention
+    return Structure(attention, prefill, plan.ffn, plan.prefill_ffn, parts.sequence > 1)
+
+
+PLAN_COLUMNS = ("tp", "pp", "dp", "x", "y", "attention_dp", "sequence")
+"""Columns of `Rows` that a plan decides."""
 
 
 class Rows(NamedTuple):
@@ -82,6 +90,10 @@ class Rows(NamedTuple):
     x: Array
     y: Array
     """Of the grid that the chips of a tensor-parallel group form, X x Y x Z = tp."""
+    attention_dp: Array
+    """Groups of its ranks with requests of their own."""
+    sequence: Array
+    """Ranks that share a request's cache by tokens while it decodes."""
 
     @classmethod
     def of(cls, **columns: Num) -> Rows:
@@ -89,6 +101,8 @@ class Rows(NamedTuple):
         columns.setdefault("max_context", 0.0)
         columns.setdefault("prefix_hit", 0.0)
         columns.setdefault("x", 1.0)
+        columns.setdefault("attention_dp", 1.0)
+        columns.setdefault("sequence", 1.0)
         columns.setdefault("y", columns["tp"])
         arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
         return cls(*arrays)
@@ -98,7 +112,9 @@ class Rows(NamedTuple):
         """Rows of plans, one each (or one for all), with the other columns of `of`."""
         degrees = {name: np.array([getattr(plan, name) for plan in plans]) for name in ("tp", "pp", "dp")}
         x, y = (np.array([plan.axes[axis] for plan in plans]) for axis in (0, 1))
-        return cls.of(**degrees, x=x, y=y, **columns)
+        parts = [plan.sharding for plan in plans]
+        groups, along = (np.array([getattr(part, name) for part in parts]) for name in ("batch", "sequence"))
+        return cls.of(**degrees, x=x, y=y, attention_dp=groups, sequence=along, **columns)
 
     @property
     def length(self) -> int:
@@ -136,7 +152,7 @@ class Fit(NamedTuple):
 
 def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     """Memory of every row; with `clip` a batch that does not fit is cut to the one that does."""
-    replica = _replica(setting, rows)
+    replica = replica_of(setting, rows)
     space: Room = room(
         setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure, setting.budget
     )
@@ -212,7 +228,8 @@ def _joined(blocks: list[Estimates]) -> Estimates:
     return Estimates(**columns)  # type: ignore[arg-type]
 
 
-def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
+def replica_of(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
+    """What passes of these rows are counted and priced for."""
     return Replica(
         setting.model,
         setting.hardware,
@@ -226,11 +243,13 @@ def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
         itemised,
         rows.x.astype(int),
         rows.y.astype(int),
+        rows.attention_dp.astype(int),
+        rows.sequence.astype(int),
     )
 
 
 def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, itemised: bool = False) -> Estimates:
-    replica = _replica(setting, rows, itemised)
+    replica = replica_of(setting, rows, itemised)
     runs = batch >= 1
     b = np.where(runs, batch, 1.0)
     whole = setting.engine.scheduler.microbatches == "whole"

@@ -41,6 +41,9 @@ class Replica:
     x: NDArray[np.int_] | None = None
     y: NDArray[np.int_] | None = None
     """Of the grids of X x Y x Z = tp chips; none = 1 and tp."""
+    attention_dp: NDArray[np.int_] | None = None
+    sequence: NDArray[np.int_] | None = None
+    """Groups with requests of their own, and ranks that share a request's cache by tokens; none = 1."""
 
     def term(self, name: str, parts: Parts, work: Callable[[], Work] = Work) -> Parts:
         """Parts that are one item, with its work where anybody asks."""
@@ -52,6 +55,11 @@ class Replica:
 
     def groups(self, axes: str) -> Groups:
         """Rows by the chips along these axes of their tensor-parallel group; xyz is the whole of it."""
+        if axes == "heads" and axes not in self._groups:
+            over = self.tp if self.attention_dp is None else self.tp // self.attention_dp
+            self._groups[axes] = Groups.of(over)
+        if axes == "sequence" and axes not in self._groups:
+            self._groups[axes] = Groups.of(np.ones_like(self.tp) if self.sequence is None else self.sequence)
         if axes not in self._groups:
             self._groups[axes] = Groups.along(self.network.placement, axes, self._grids)
         return self._groups[axes]
@@ -66,7 +74,9 @@ class Replica:
     def shard(self) -> Shard:
         """The fullest rank's share of the tensors."""
         x, y, _ = self._grids
-        return Shard.for_engine(self.model, self.engine, self.formats.weights.name, self.tp, x=x, y=y)
+        dp, parts = (1 if ways is None else ways for ways in (self.attention_dp, self.sequence))
+        stored = self.formats.weights.name
+        return Shard.for_engine(self.model, self.engine, stored, self.tp, dp, x, y, parts)
 
     @cached_property
     def stages(self) -> Stages:

@@ -34,9 +34,18 @@ class Shard(NamedTuple):
     """Ranks that the model's width is divided over in storage (X of `plans.placement.Mesh`); the FFN's width and the
     heads over the other tp / x."""
     y: Num = 1.0
+    sequence: Num = 1.0
+    """Ranks that a request's cache is divided over by tokens while it decodes."""
+    cache_heads: Num = 0.0
+    """KV heads whose tokens a rank keeps: `kv_heads`, or more where ranks divide the tokens."""
     stored_heads: Num = 0.0
     """Query heads, whole or padded, whose columns a rank stores (in d / x rows): `heads` where x is 1."""
     stored_kv_heads: Num = 0.0
+
+    @property
+    def attention_dp(self) -> Num:
+        """Groups of ranks with requests of their own."""
+        return self.tp / self.attention_tp
 
     @property
     def z(self) -> Num:
@@ -50,9 +59,10 @@ class Shard(NamedTuple):
         tp: Num,
         vocabulary_multiple: int = 1,
         expert_multiple: int = 1,
-        attention_dp: int = 1,
+        attention_dp: Num = 1,
         x: Num = 1.0,
         y: Num = 1.0,
+        sequence: Num = 1.0,
     ) -> Shard:
         """The fullest rank's share under tensor parallelism of degree `tp`.
 
@@ -87,6 +97,8 @@ class Shard(NamedTuple):
             expert=np.ceil(expert / expert_multiple) * expert_multiple,
             x=x,
             y=y,
+            sequence=sequence,
+            cache_heads=np.maximum(1.0, np.ceil(model.attention.kv_heads / (over / sequence))),
             stored_heads=stored,
             stored_kv_heads=stored_kv,
         )
@@ -94,11 +106,19 @@ class Shard(NamedTuple):
 
     @classmethod
     def for_engine(
-        cls, model: Model, engine: Engine, weights: str, tp: Num, attention_dp: int = 1, x: Num = 1.0, y: Num = 1.0
+        cls,
+        model: Model,
+        engine: Engine,
+        weights: str,
+        tp: Num,
+        attention_dp: Num = 1,
+        x: Num = 1.0,
+        y: Num = 1.0,
+        sequence: Num = 1.0,
     ) -> Shard:
         """A rank's share with the padding that an engine adds for weights of this dtype."""
         expert_multiple = engine.memory.expert_multiple.get(weights, 1)
-        return cls.of(model, tp, engine.vocabulary_multiple, expert_multiple, attention_dp, x, y)
+        return cls.of(model, tp, engine.vocabulary_multiple, expert_multiple, attention_dp, x, y, sequence)
 
 
 class LayerWeights(NamedTuple):

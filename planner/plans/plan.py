@@ -6,7 +6,8 @@ import re
 from typing import NamedTuple
 
 from planner.errors import InputError
-from planner.specs.engine import ATTENTION, FFN
+from planner.plans.sharding import Sharding, implied_prefill, is_sharding, sharding_of
+from planner.specs.engine import FFN
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp")
 _TOKEN = re.compile(r"(TP|PP|DP|EP|CP)([1-9][0-9]*)")
@@ -39,6 +40,11 @@ class Plan(NamedTuple):
         return grid_axes(self.grid) if self.grid else (1, self.tp, 1)
 
     @property
+    def sharding(self) -> Sharding:
+        """How attention is divided over a stage's chips while decoding."""
+        return sharding_of(self.attention, self.tp * self.cp)
+
+    @property
     def replica_chips(self) -> int:
         """Chips of one replica."""
         return self.tp * self.pp * self.cp
@@ -52,14 +58,15 @@ class Plan(NamedTuple):
     def label(self) -> str:
         """`TP8xPP2xDP2`: ones left out, `TP1` for a single chip, `/batch` behind where attention is not over heads.
 
-        A second `/batch` says the same of prefill. Layouts of the FFN other than 1d follow: `/2d:4x16` with the grid,
-        `/2d:4x16/wg-xyz` where prefill has another.
+        A second word says the same of prefill, where decode's does not imply it. Layouts of the FFN other than 1d
+        follow: `/2d:4x16` with the grid, `/2d:4x16/wg-xyz` where prefill has another.
         """
         parts = [f"{name.upper()}{getattr(self, name)}" for name in _DEGREES if getattr(self, name) > 1]
         text = "x".join(parts) or "TP1"
-        if (self.attention, self.prefill_attention) != ("heads", "heads"):
+        alike = self.prefill_attention == implied_prefill(self.attention)
+        if self.attention != "heads" or not alike:
             text += f"/{self.attention}"
-        if self.prefill_attention != "heads":
+        if not alike:
             text += f"/{self.prefill_attention}"
         if (self.ffn, self.prefill_ffn) != ("1d", "1d"):
             text += f"/{self.ffn}" + (f":{self.grid}" if self.grid else "")
@@ -85,20 +92,21 @@ class Plan(NamedTuple):
                 raise InputError(f"{text!r} is not a plan: expected degrees joined by x, each once, as in TP8xPP2xDP2")
             found[match[1].lower()] = int(match[2])
         words = [word.partition(":") for word in sharding]
-        attention = [name for name, _, _ in words if name in ATTENTION]
+        attention = [name for name, _, _ in words if is_sharding(name)]
         layouts = [name for name, _, _ in words if name in FFN]
         grids = [grid for name, colon, grid in words if colon and name in FFN]
         if (
             [name for name, _, _ in words] != attention + layouts
             or max(len(attention), len(layouts)) > 2
             or len(grids) > 1
-            or any(colon for name, colon, _ in words if name in ATTENTION)
+            or any(colon for name, colon, _ in words if is_sharding(name))
         ):
             raise InputError(
-                f"{text!r} is not a plan: behind the degrees expected {' or '.join(f'/{name}' for name in ATTENTION)}, "
+                f"{text!r} is not a plan: behind the degrees expected /heads, /batch or a product as /heads4xbatch2, "
                 "a second one for prefill, then the same of the FFN's layout with its grid, as /2d:4x16/wg-xyz"
             )
         layouts += layouts[-1:] if len(layouts) == 1 else []
+        attention += [implied_prefill(attention[0])] if len(attention) == 1 else []
         named = dict(zip(("attention", "prefill_attention"), attention, strict=False))
         named |= dict(zip(("ffn", "prefill_ffn"), layouts, strict=False))
         plan = cls(**found, **named, grid=grids[0] if grids else "")  # type: ignore[arg-type]

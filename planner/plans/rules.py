@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
+from planner.plans.sharding import WORDS, Sharding, implied_prefill
 from planner.specs.engine import Engine
 from planner.specs.model import Model
 
@@ -26,13 +27,16 @@ def _near(wanted: int, valid: Iterable[int]) -> str:
     return " or ".join(map(str, below + above)) or "none"
 
 
-def tp_allowed(model: Model, engine: Engine, tp: int, weights: str | None = None, x: int = 1) -> str | None:
+def tp_allowed(
+    model: Model, engine: Engine, tp: int, weights: str | None = None, x: int = 1, groups: int = 1
+) -> str | None:
     """Why a model cannot be split tp ways with weights of this dtype (its own where none is named), or none.
 
-    Where the model's width is divided over X of the ranks, the heads' projections are over the other tp / X.
+    Where the model's width is divided over X of the ranks, the heads' projections are over the other tp / X; groups of
+    data-parallel attention have all of them each.
     """
-    attention, ways = model.attention, tp // x
-    if reason := _heads(model, engine, tp) and _heads(model, engine, ways):
+    attention, ways = model.attention, max(1, tp // x // groups)
+    if reason := _heads(model, engine, tp // groups) and _heads(model, engine, ways):
         return reason
     if attention.latent is None and attention.kv_heads % ways and ways % attention.kv_heads:
         return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
@@ -91,17 +95,58 @@ def _misaligned(model: Model, engine: Engine, tp: int, weights: str) -> str | No
 
 def shape_refusal(model: Model, engine: Engine, plan: Plan, weights: str | None = None) -> str | None:
     """Why the engine refuses this split of this model, whatever the chips: one sentence, or none."""
-    rules = (_experts, _pipeline, _attention, _layouts)
+    rules = (_experts, _pipeline, sharding_refusal, _attention, _layouts)
     reasons = (rule(model, engine, plan) for rule in rules)
     return _tensor_parallel(model, engine, plan, weights) or next((reason for reason in reasons if reason), None)
 
 
 def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None) -> str | None:
-    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0])
+    groups = plan.sharding.batch
+    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], groups if plan.tp % groups == 0 else 1)
     if reason is None:
         return None
     valid = [tp for tp in range(1, most_ranks(model, engine) + 1) if tp_allowed(model, engine, tp, weights) is None]
     return f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, valid)}"
+
+
+def sharding_refusal(model: Model, engine: Engine, plan: Plan) -> str | None:
+    """Why an engine does not divide attention as a plan's product says, or none."""
+    if plan.attention in WORDS:
+        if plan.prefill_attention in WORDS:
+            return None
+        return f"prefill attention {plan.prefill_attention} wants the same word for decode, which is {plan.attention}"
+    parts, wanted = plan.sharding, implied_prefill(plan.attention)
+    ill = {
+        f"is for {parts.chips} chips, tp is {plan.tp}": parts.chips != plan.tp * plan.cp,
+        f"is written {parts.word}": plan.attention != parts.word,
+        f"keeps its projections so that prefill is {wanted}": plan.prefill_attention != wanted,
+        "goes with FFN layout 1d only": (plan.ffn, plan.prefill_ffn) != ("1d", "1d"),
+    }
+    wrong = next((reason for reason, holds in ill.items() if holds), None)
+    if wrong is not None:
+        return f"attention {plan.attention} {wrong}"
+    return _groups_refusal(model, engine, plan.tp, parts) or _sequence_refusal(model, engine, parts)
+
+
+def _groups_refusal(model: Model, engine: Engine, tp: int, parts: Sharding) -> str | None:
+    if parts.batch > 1 and model.experts is None and engine.attention_dp and not engine.attention_dp_dense:
+        return f"engine {engine.name} has data-parallel attention for models with experts only; use dp for {model.name}"
+    return attention_dp_refusal(engine, tp, parts.batch)
+
+
+def _sequence_refusal(model: Model, engine: Engine, parts: Sharding) -> str | None:
+    if parts.sequence == 1:
+        return None
+    if engine.decode_context is None:
+        return f"attention {parts.word}: engine {engine.name} keeps a request's cache whole on its ranks; leave seq out"
+    kv_heads = 1 if model.attention.latent else model.attention.kv_heads
+    copies = parts.heads * parts.sequence / kv_heads
+    if engine.decode_context == "copies" and copies % parts.sequence:
+        return (
+            f"attention {parts.word}: engine {engine.name} divides the {max(1.0, copies):g} copies of a KV head by "
+            f"tokens, not into {parts.sequence} parts"
+        )
+    return None
 
 
 def attention_dp_refusal(engine: Engine, tp: int, attention_dp: int) -> str | None:
@@ -152,7 +197,7 @@ def _not_yet(model: Model, plan: Plan) -> str | None:
 
 def _attention(model: Model, engine: Engine, plan: Plan) -> str | None:
     for wanted in (plan.attention, plan.prefill_attention):
-        if wanted not in engine.attention:
+        if wanted in WORDS and wanted not in engine.attention:
             return f"engine {engine.name} cannot shard attention over {wanted}; it offers {', '.join(engine.attention)}"
     if plan.prefill_attention == "batch" and plan.attention != "batch":
         return (

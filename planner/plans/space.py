@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from planner.plans.placement import Mesh, Placement
 from planner.plans.plan import Plan, grid_axes
-from planner.plans.rules import most_ranks, refusal, tp_allowed
+from planner.plans.rules import most_ranks, refusal, sharding_refusal, tp_allowed
+from planner.plans.sharding import WORDS, Sharding, implied_prefill, sharding_of
 from planner.specs.engine import Engine
 from planner.specs.model import Model
 
@@ -66,12 +67,14 @@ def _candidates(
     model: Model, engine: Engine, placement: Placement, filters: Filters, weights: str | None
 ) -> Iterator[Plan]:
     filters = filters.distinct()
-    sharding = list(_sharding(engine, filters))
     for tp in filters.tp or _degrees(model, engine, placement):
+        sharding = list(_sharding(model, engine, filters, tp))
         deepest = max(1, min(model.layers, placement.usable // tp))
         layouts = list(_layouts(model, engine, placement, filters, tp))
         bare = tp > placement.usable or all(
-            tp_allowed(model, engine, tp, weights, grid_axes(grid)[0] if grid else 1) for *_, grid in layouts
+            tp_allowed(model, engine, tp, weights, grid_axes(grid)[0] if grid else 1, _groups(attention, tp))
+            for *_, grid in layouts
+            for attention, _ in sharding
         )
         for pp in filters.pp or range(1, 1 + (1 if bare else deepest)):
             for cp, ep in product(filters.cp or (1,), filters.ep or (1,)):
@@ -79,22 +82,48 @@ def _candidates(
                 for dp, (attention, prefill_attention), layout in product(filters.dp or (most,), sharding, layouts):
                     if tp == 1 and attention == "batch" and not filters.attention:
                         continue  # one chip holds all heads of all its requests: the same plan twice
+                    if attention not in WORDS and layout[:2] != ("1d", "1d") and not filters.attention:
+                        continue  # products go with 1d only
                     yield Plan(tp, pp, dp, ep, cp, attention, prefill_attention, *layout)
 
 
 def _degrees(model: Model, engine: Engine, placement: Placement) -> Iterator[int]:
-    """Degrees of tensor parallelism: up to one head a rank, and beyond it where a grid divides the model's width."""
+    """Degrees of tensor parallelism: up to one head a rank, and beyond where a grid or groups want fewer parts."""
     most = min(placement.usable, most_ranks(model, engine))
     yield from range(1, most + 1)
+    beyond: set[int] = set()
     if "2d" in engine.ffn:
-        beyond = placement.torus_groups or range(1, (placement.hardware.domain or 0) + 1)
-        yield from sorted(size for size in beyond if most < size <= placement.usable)
+        beyond.update(placement.torus_groups or range(1, (placement.hardware.domain or 0) + 1))
+    if engine.attention_dp and model.experts is not None:
+        beyond.update(2**power for power in range(1, placement.usable.bit_length()))
+        beyond.add(placement.usable)
+    yield from sorted(size for size in beyond if most < size <= placement.usable)
 
 
-def _sharding(engine: Engine, filters: Filters) -> Iterator[tuple[str, str]]:
-    for attention in filters.attention or engine.attention:
-        prefills = filters.prefill_attention or (("heads", "batch") if attention == "batch" else ("heads",))
-        yield from product((attention,), prefills)
+def _sharding(model: Model, engine: Engine, filters: Filters, tp: int) -> list[tuple[str, str]]:
+    """(attention in decode, in prefill): the engine's words, and the products that it can run over tp ranks."""
+    found = []
+    for attention in filters.attention or (*engine.attention, *_products(model, engine, tp)):
+        implied = implied_prefill(attention)
+        prefills = filters.prefill_attention or ((implied, "batch") if attention == "batch" else (implied,))
+        found += list(product((attention,), prefills))
+    return found
+
+
+def _products(model: Model, engine: Engine, tp: int) -> Iterator[str]:
+    sizes = [size for size in range(1, tp + 1) if tp % size == 0]
+    for batch, sequence in product(sizes, sizes):
+        if batch * sequence > 1 and tp % (batch * sequence) == 0:
+            parts = Sharding(tp // batch // sequence, batch, sequence)
+            plan = Plan(tp, attention=parts.word, prefill_attention=implied_prefill(parts.word))
+            if sharding_refusal(model, engine, plan) is None:
+                yield parts.word
+
+
+def _groups(attention: str, tp: int) -> int:
+    """Groups of data-parallel attention, 1 where they do not divide the ranks."""
+    groups = sharding_of(attention, tp).batch
+    return groups if tp % groups == 0 else 1
 
 
 def _layouts(

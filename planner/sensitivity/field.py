@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.collectives import Groups, Network
-from planner.costs.layers import Pass, Structure, causal_pairs
+from planner.costs.collectives import Network
+from planner.costs.layers import Pass, causal_pairs
 from planner.costs.layouts import count
 from planner.costs.memory import cached_tokens
-from planner.costs.serving import Fit, Rows, Setting, fit, price
-from planner.costs.weights import Num, Shard
+from planner.costs.serving import Fit, Rows, Setting, fit, price, replica_of, structure_of
+from planner.costs.weights import Num
 from planner.plans.placement import Placement
-from planner.plans.plan import grid_axes
+from planner.plans.plan import Plan
 from planner.pricing import setting_of
 from planner.ranking import Ranking
 from planner.request import SEARCHED
@@ -88,25 +88,20 @@ class Field(NamedTuple):
     def of(cls, ranking: Ranking, index: NDArray[np.intp]) -> Field:
         """The plans at these rows of a ranking, the first plan first."""
         results, request = ranking.results.take(index), ranking.request
-        words = ("attention", "prefill_attention", "ffn", "prefill_ffn")
-        structures = list(zip(*(results[name] for name in words), strict=True))
-        grids = zip(results["grid"], results["tp"], strict=True)
-        axes = np.array([grid_axes(grid) if grid else (1, tp, 1) for grid, tp in grids])
+        plans = [Plan.parse(label) for label in results["plan"]]
+        structures = [structure_of(plan) for plan in plans]
         groups: list[_Group] = []
         traffic: list[_Traffic] = []
         full = np.zeros(len(index), dtype=bool)
         searched = request.workload.concurrency is None and request.objective in SEARCHED
         for structure in dict.fromkeys(structures):
             places = np.flatnonzero([each == structure for each in structures])
-            setting = setting_of(request, ranking.placement, Structure(*structure))
-            names = ("tp", "pp", "dp", "isl", "osl", "concurrency")
-            columns = {name: results[name][places] for name in names}
-            rows = Rows.of(
-                **columns,
+            setting = setting_of(request, ranking.placement, structure)
+            rows = Rows.of_plans(
+                [plans[place] for place in places],
+                **{name: results[name][places] for name in ("isl", "osl", "concurrency")},
                 max_context=request.workload.max_context or 0,
                 prefix_hit=request.workload.prefix_hit,
-                x=axes[places, 0],
-                y=axes[places, 1],
             )
             fitted = fit(setting, rows, clip=False)
             groups.append(_Group(places, setting, rows, fitted))
@@ -240,9 +235,9 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
     setting, rows = group.setting, group.rows
     network, tp = Network(setting.placement, setting.engine), rows.tp.astype(int)
     flat = Network(_without_phases(setting), setting.engine)
-    x, y = rows.x.astype(int), rows.y.astype(int)
-    whole_level, nothing = setting.placement.span(tp), np.zeros(rows.length)
-    shard = Shard.for_engine(setting.model, setting.engine, setting.formats.weights.name, tp, x=x, y=y)
+    nothing = np.zeros(rows.length)
+    replica = replica_of(setting, rows)
+    shard = replica.shard
     batch = np.maximum(group.fitted.batch, 1.0)
     micro = np.ceil(batch / np.minimum(rows.pp, batch))
     decode = Pass(micro, rows.isl + rows.osl / 2)
@@ -262,10 +257,9 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
         times: list[tuple[str, Num, Num, Array, Array, Any]] = []
         for transfer in count(setting.model, setting.engine, shard, work, setting.formats, setting.structure)[1]:
             often = setting.model.layers if transfer.place == "layer" else 1
-            groups, level, ranks = Groups.of(tp), whole_level, tp
-            if transfer.axes != "xyz":
-                groups = Groups.along(setting.placement, transfer.axes, (x, y, tp // (x * y)))
-                level, ranks = whole_level * 0, groups.ranks
+            groups = replica.groups(transfer.axes)
+            ranks = groups.ranks
+            level = setting.placement.span(ranks)
             size, once = np.broadcast_to(transfer.bytes, tp.shape), network.price(transfer, groups)
             crosses = transfer.op == "all_reduce" and np.any(level > 0)
             phased = flat.price(transfer, groups) > once * (1 + _DIFFERENT) if crosses else nothing > 0

@@ -166,6 +166,11 @@ class Engine(NamedTuple):
     overlap: Overlap | None = None
     attention_dp: Literal["divides", "equal"] | None = None
     """Data-parallel attention inside a tensor-parallel group: any divisor of it, the group itself, or none."""
+    attention_dp_dense: bool = False
+    """... of models without experts too."""
+    decode_context: Literal["copies", "any"] | None = None
+    """Whether a request's cache can lie on several ranks by tokens while it decodes (as `heads2xseq4`): on those that
+    else hold copies of a KV head, on any, or not at all."""
     aliases: tuple[str, ...] = ()
     since: str | None = None
     """The first version that this file stands for; it ends where the next file of this engine begins."""
