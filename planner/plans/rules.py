@@ -34,8 +34,9 @@ def tp_allowed(model: Model, engine: Engine, tp: int, weights: str | None = None
     attention, ways = model.attention, tp // x
     if reason := _heads(model, engine, tp) and _heads(model, engine, ways):
         return reason
-    if attention.latent is None and attention.kv_heads % ways and ways % attention.kv_heads:
-        return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
+    for ranks in (tp, ways):  # those of attention, and those that its projections are divided over
+        if attention.latent is None and attention.kv_heads % ranks and ranks % attention.kv_heads:
+            return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
     for what, width in _widths(model):
         if width % tp:
             return f"does not divide the {what}'s {width}"
