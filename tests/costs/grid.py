@@ -109,7 +109,7 @@ class Grid:
         return np.array_split(self.requests_of(chip, requests, gathered), len(group))[group.index(chip)]
 
     def width_of(self, chip: int, gathered: str) -> slice:
-        """A resting token's part on a chip: X's part of the width, divided over YZ, as far as these are not gathered."""
+        """A resting token's part on a chip: X's part of the width divided over YZ, but for gathered axes."""
         order = ("x" if "x" not in gathered else "") + "".join(name for name in "yz" if name not in gathered)
         place, parts = 0, 1
         for name in order:
@@ -373,7 +373,7 @@ class Grid:
         return {chip: {block: {m: own[m] for m in names[block]} for block in which} for chip, own in made.items()}
 
     def _scattered(self, chip: int, matrix: str, ids: Array) -> Array:
-        """Places among a YZ place's columns that a chip along X gets: its heads', its share of KV heads that others need."""
+        """Places of the columns that a chip along X gets: its heads', and its share of KV heads that others need."""
         if matrix in ("gate", "up"):
             return np.flatnonzero(np.isin(ids, self.hidden_of(chip, "")))
         if matrix == "q":
