@@ -40,20 +40,29 @@ def price_all(request: Request) -> Priced:
         InputError: the request makes no sense.
         NoPlanError: fewer chips than the smallest slice of a torus.
     """
+    placement, plans, refused = feasible(request)
+    found: list[Results] = []
+    for setting, alike in grouped(request, placement, plans):
+        results, dropped = _alike(request, setting, alike)
+        refused += dropped
+        if results is not None:
+            found.append(results)
+    return Priced(placement, len(plans), Results.joined(found) if found else None, refused)
+
+
+def feasible(request: Request) -> tuple[Placement, list[Plan], list[Refused]]:
+    """(the machine, plans that rules and kernels allow, the refused ones), before memory and any price.
+
+    Raises:
+        InputError, NoPlanError: as `price_all`.
+    """
     check(request)
     placement = Placement.of(request.hardware, request.gpus, request.slice)
     plans, refused = enumerate_plans(
         request.model, request.engine, placement, request.filters, request.workload.weights
     )
     plans, unpriced = _with_kernels(request, placement, plans)
-    refused += unpriced
-    found: list[Results] = []
-    for setting, alike in _by_structure(request, placement, plans):
-        results, dropped = _alike(request, setting, alike)
-        refused += dropped
-        if results is not None:
-            found.append(results)
-    return Priced(placement, len(plans), Results.joined(found) if found else None, refused)
+    return placement, plans, refused + unpriced
 
 
 def _with_kernels(request: Request, placement: Placement, plans: list[Plan]) -> tuple[list[Plan], list[Refused]]:
@@ -93,7 +102,7 @@ def most_requests(request: Request) -> list[tuple[Plan, Setting, float, float]]:
     placement = Placement.of(request.hardware, request.gpus, request.slice)
     plans, _ = enumerate_plans(request.model, request.engine, placement, request.filters, request.workload.weights)
     found = []
-    for setting, alike in _by_structure(request, placement, plans):
+    for setting, alike in grouped(request, placement, plans):
         fitted = fit(setting, _rows(request, alike, np.arange(len(alike)), 1.0), clip=False)
         fits = fitted.outside + setting.budget.limit <= setting.budget.chip * (1 + 1e-9)
         requests = np.where(fits, fitted.max_concurrency, 0.0)
@@ -101,7 +110,8 @@ def most_requests(request: Request) -> list[tuple[Plan, Setting, float, float]]:
     return found
 
 
-def _by_structure(request: Request, placement: Placement, plans: list[Plan]) -> Iterator[tuple[Setting, list[Plan]]]:
+def grouped(request: Request, placement: Placement, plans: list[Plan]) -> Iterator[tuple[Setting, list[Plan]]]:
+    """Plans by what decides their lists of operations, each group with what prices it."""
     structures = [structure_of(plan) for plan in plans]
     for structure in dict.fromkeys(structures):
         alike = [plan for plan, own in zip(plans, structures, strict=True) if own == structure]

@@ -91,10 +91,12 @@ def _within(results: Results, limits: Limits) -> tuple[Results, list[Refused]]:
     keeps = within(limits, {name: results[f"{name}_ms"] for name in TIMES})
     wanted = {f"{name}_ms": getattr(limits, name) for name in TIMES}
     refused = []
-    labels = results["plan"]
-    for label in dict.fromkeys(labels):
-        own = labels == label
-        if not (keeps & own).any():
+    codes: dict[str, int] = {}
+    which = np.array([codes.setdefault(label, len(codes)) for label in results["plan"]])
+    kept = np.bincount(which, weights=keeps, minlength=len(codes)) > 0
+    for label, code in codes.items():
+        if not kept[code]:
+            own = which == code
             least = {column: float(np.min(results[column][own], initial=np.inf)) for column in wanted}
             parts = [
                 f"{column.removesuffix('_ms')} {least[column]:.4g} ms > {limit / MS:g} ms"

@@ -50,7 +50,19 @@ def examples() -> list[Example]:
     return found
 
 
-HELPS = ("estimate", "sweep", "explain", "compare", "show", "memory", "launch", "validate", "calibrate", "completion")
+HELPS = (
+    "estimate",
+    "sweep",
+    "explain",
+    "compare",
+    "crossover",
+    "show",
+    "memory",
+    "launch",
+    "validate",
+    "calibrate",
+    "completion",
+)
 EXAMPLES = [example for example in examples() if example.command.startswith("plan ")]
 
 

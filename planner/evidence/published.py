@@ -69,7 +69,7 @@ LEFT_OUT = (
     LeftOut(
         "InferenceX, GPUStack, SGLang cookbook and others", "all", "experts, latent or linear attention, or no load"
     ),
-    LeftOut("Pope et al. 2022", "PaLM on TPU v4", "other FFN layouts are not priced, and read in secondary texts only"),
+    LeftOut("Pope et al. 2022", "curves of its figures", "read off by eye; MT-NLG on TPU: its batch is not stated"),
     LeftOut("MLPerf, AWS Neuron, ml-engineering", "all", "rules of attribution or share-alike licences"),
 )
 """What was read besides, and why it is not here."""
@@ -100,7 +100,8 @@ def comparisons(rows: Iterable[Row] | None = None) -> list[Comparison]:
     if not table:
         return []
     columns = {name: [row[name] for row in table] for name in _OPTIONS}
-    results = estimate_points({**columns, "model": [model_option(row["model"]) for row in table]}, len(table))
+    columns |= {"model": [model_option(row["model"]) for row in table], "plan": [_label(row) for row in table]}
+    results = estimate_points(columns, len(table))
     found = []
     for index, row in enumerate(table):
         error = results.columns["error"][index]
@@ -132,7 +133,12 @@ def model_option(name: str) -> str:
 
 def plan_of(row: Row) -> Plan:
     """The plan of a row."""
-    return Plan(int(row["tp"]), int(row["pp"]), int(row["dp"]), int(row["ep"]))
+    return Plan.parse(_label(row))
+
+
+def _label(row: Row) -> str:
+    """Degrees, then how attention and the projections are sharded, as plans print."""
+    return Plan(int(row["tp"]), int(row["pp"]), int(row["dp"]), int(row["ep"])).label + row["sharding"]
 
 
 def _what(row: Row, running: float) -> str:

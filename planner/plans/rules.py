@@ -64,8 +64,9 @@ def most_ranks(model: Model, engine: Engine) -> int:
 
 def _widths(model: Model) -> list[tuple[str, int]]:
     """Widths between the projections of a layer that tensor parallelism divides."""
-    kinds, experts = model.layer_kinds(), model.experts
-    widths = [("FFN", model.ffn.hidden)] if not all(kind.experts for kind in kinds) else []
+    experts = model.experts
+    dense = experts is None or not all(kind.experts for kind in model.layer_kinds())
+    widths = [("FFN", model.ffn.hidden)] if dense else []
     if experts is not None:
         widths.append(("expert", experts.hidden))
         widths += [("shared expert", experts.shared_hidden)] if experts.shared_hidden else []

@@ -26,6 +26,8 @@ CONTRACT = {
     "--max-context --arrivals --objective --price --memory-limit --memory-fraction --tp --pp --dp --ep --cp "
     "--attention --prefill-attention --ffn --prefill-ffn --max-ttft --max-tpot --max-latency --csv --json --no-header "
     "--quiet --debug --top --jobs": ("sweep",),
+    "--vary --from --to --model --hardware --engine --gpus --isl --osl --concurrency --objective --tp --attention "
+    "--ffn --grid --slice --csv --json --no-header --quiet --debug": ("crossover",),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
     "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --concurrency --weights --kv-cache "
@@ -33,7 +35,9 @@ CONTRACT = {
     "--no-header --quiet --debug": ("launch",),
     "--launch": ("rank",),
     "--placement": ("rank", "estimate"),
-    "--plot": ("rank", "explain"),
+    "--plot": ("rank", "explain", "compare", "sweep"),
+    "--html": ("rank", "explain"),
+    "--placement-svg": ("rank", "explain", "estimate"),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),
@@ -42,7 +46,20 @@ CONTRACT = {
 
 @pytest.mark.parametrize(
     "name",
-    ["rank", "estimate", "sweep", "explain", "compare", "launch", "calibrate", "models", "hardware", "engines", "show"],
+    [
+        "rank",
+        "estimate",
+        "sweep",
+        "explain",
+        "compare",
+        "crossover",
+        "launch",
+        "calibrate",
+        "models",
+        "hardware",
+        "engines",
+        "show",
+    ],
 )
 def test_every_command_has_its_own_help_with_the_options_of_the_contract(name: str) -> None:
     done = run(name, "--help")
@@ -67,7 +84,8 @@ def test_every_command_word_runs() -> None:
     words |= {"sweep": ("-m", "llama3-8b", "--gpus", "1,2"), "completion": ("bash",)}
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
-    words |= {"launch": ("-m", "llama3-8b")}
+    words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
+    words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
         done = run(name, *words.get(name, ()))
