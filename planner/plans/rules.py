@@ -193,7 +193,9 @@ def _grid(model: Model, plan: Plan) -> str | None:
     for wanted in pair:
         if wanted in ("2d", "wg-x", "wg-xy") and x == 1:
             grid = f"grid {plan.grid} has" if plan.grid else "without a grid there is"
-            return f"FFN layout {wanted}: {grid} no X to divide the model's width over; give one, as 2x{plan.tp // 2}"
+            least = next(x for x in range(2, plan.tp + 1) if plan.tp % x == 0)
+            as_this = f"{least}x{plan.tp // least}"
+            return f"FFN layout {wanted}: {grid} no X to divide the model's width over; give one, as {as_this}"
         if wanted == "wg-xy" and z == 1:
             return f"FFN layout wg-xy: grid {plan.grid} has no Z; with X and Y alone it is wg-xyz"
     if model.hidden % x:

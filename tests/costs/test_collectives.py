@@ -905,7 +905,7 @@ def test_torus_latency_is_the_way_to_the_farthest_chip() -> None:
     assert float(net.seconds("all_to_all", 64, 1e-6)) == pytest.approx(6 * US, rel=1e-6, abs=0)
 
 
-# ------------------------------------------------------------------------------------------------ one axis after another
+# ----------------------------------------------------------------------------------------------- one axis after another
 
 BOXES = [
     ("8", 4),

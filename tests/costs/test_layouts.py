@@ -110,8 +110,9 @@ def ranks(sizes: Sizes, axes: str) -> int:
 def counted(
     model: Model, sizes: Sizes, structure: Structure, work: Pass, formats: Formats = FORMATS, engine: str = "pope"
 ) -> tuple[list[Operation], list[Transfer]]:
-    shard = Shard.of(model, int(np.prod(sizes)), x=sizes[0], y=sizes[1])
-    return count(model, load_engine(engine), shard, work, formats, structure)
+    software = load_engine(engine)
+    shard = Shard.for_engine(model, software, formats.weights.name, int(np.prod(sizes)), x=sizes[0], y=sizes[1])
+    return count(model, software, shard, work, formats, structure)
 
 
 def sent(sizes: Sizes, transfers: list[Transfer]) -> dict[str, float]:
