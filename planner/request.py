@@ -20,6 +20,10 @@ Objective = Literal["latency", "ttft", "tpot", "throughput", "cost"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "ttft", "tpot", "throughput", "cost")
 MOST = 10**9
 """Chips, tokens or requests beyond which a number is a slip of the keyboard."""
+CHIPS = 8
+"""Chips there are, where nothing says how many and nothing asks."""
+MOST_CHIPS = 1024
+"""How many chips are looked at where their number is sought, unless another bound is given."""
 TIMES = ("ttft", "tpot", "latency")
 """Times that may be limited."""
 SEARCHED = ("throughput", "cost")
@@ -54,6 +58,35 @@ class Request(NamedTuple):
     usd_per_chip_hour: float | None = None
     slice: str | None = None
     pareto: bool = False
+    fewest: bool = False
+    """`gpus` is the most chips there may be, and the fewest that do are looked for."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether the load of each plan is searched for, since none is given and the goal depends on it."""
+        work = self.workload
+        given = work.concurrency is not None or work.arrival_rate is not None
+        return not given and (self.pareto or self.objective in SEARCHED)
+
+
+def chips_for(
+    given: int | None, most: int | None, limits: Limits, rate: float | None, slice_: str | None = None
+) -> tuple[int, bool]:
+    """(how many chips there are, or may be; whether the fewest are sought).
+
+    Those given; else the fewest where a limit on time, an arrival rate or a bound asks how many; else 8.
+
+    Raises:
+        InputError: a number and a bound on it.
+    """
+    if given is not None:
+        if most is not None:
+            raise InputError("--gpus says how many chips there are, --max-gpus how many to look at; give one of them")
+        return given, False
+    asks = rate is not None or any(getattr(limits, name) is not None for name in TIMES)
+    if most is None and (slice_ is not None or not asks):
+        return CHIPS, False
+    return most or MOST_CHIPS, True
 
 
 def check(request: Request) -> None:
@@ -79,6 +112,14 @@ def check(request: Request) -> None:
     _check_positive("memory-fraction", limits.memory_fraction)
     check_memory(limits)
     check_prefix_hit("--prefix-hit", work.prefix_hit)
+    _check_positive("arrival-rate", work.arrival_rate)
+    if work.arrival_rate is not None and work.concurrency is not None:
+        raise InputError("--arrival-rate and --concurrency both say how many requests are in flight; give one of them")
+    if work.arrival_rate is not None and (work.schedule or request.engine.scheduler.schedule) == "static":
+        raise InputError(
+            "--arrival-rate: a static batch starts when it is full, which no steady rate describes; "
+            "use --schedule continuous, or --concurrency"
+        )
     for name, text in {"weights": work.weights, "kv-cache": work.kv_cache, "slice": request.slice}.items():
         if text is not None and not isinstance(text, str):
             raise InputError(f"--{name} must be a text, found {text!r}")
@@ -91,6 +132,8 @@ def check(request: Request) -> None:
     for name, (word, allowed) in words.items():
         if word not in allowed and not (word is None and name != "objective"):
             raise InputError(f"--{name}: expected one of {', '.join(allowed)}, found {word!r}")
+    if request.fewest and request.pareto:
+        raise InputError("--pareto compares plans of the same chips; say how many with --gpus")
     if work.osl < 2 and (request.objective == "tpot" or request.pareto):
         goal = "--pareto" if request.pareto else "--objective tpot"
         raise InputError(f"{goal} needs answers of at least 2 tokens, --osl is {work.osl}")

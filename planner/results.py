@@ -23,6 +23,7 @@ COLUMNS = (
     "gpu_s_per_token", "mfu_prefill", "mfu_decode", "weights_gib", "kv_gib", "other_gib", "memory_gib",
     "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error", "flips_if",
     "engine_version", "extrapolates", "assumed", "arrivals", "usd_per_mtok_input", "usd_per_mtok_output", "prefix_hit",
+    "arrival_rate_per_s", "in_flight", "utilisation", "prefill_utilisation",
 )  # fmt: skip
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
@@ -193,6 +194,7 @@ def results_of(
         "usd_per_mtok_input": for_prompts * rows.osl / rows.isl,
         "usd_per_mtok_output": dollars - for_prompts,
         "prefix_hit": rows.prefix_hit,
+        **dict.fromkeys(("arrival_rate_per_s", "in_flight", "utilisation", "prefill_utilisation"), nan),
     }
     return Results(columns, _by_bound(priced.ttft_parts), _by_bound(priced.tpot_parts))
 

@@ -15,6 +15,7 @@ from planner.explaining.comparison import Candidate, candidate, contest, ranges,
 from planner.plans.plan import Plan
 from planner.report import compare as report
 from planner.report import tabular
+from planner.request import chips_for
 
 MOST = 4
 Labels = Annotated[
@@ -29,7 +30,10 @@ Engines = Annotated[
     str | None, typer.Option("--engine", metavar="NAME,...", help="Engine, or several; default: the hardware file's.")
 ]
 Gpus = Annotated[
-    int | None, typer.Option("--gpus", "--chips", min=1, help="Chips paid for; default: those of each plan, else 8.")
+    int | None,
+    typer.Option(
+        "--gpus", "--chips", min=1, help="Chips paid for; default: those of each plan; else 8, or the fewest that do."
+    ),
 ]
 Weights = Annotated[
     str | None, typer.Option("--weights", metavar="DTYPE,...", help="Dtype of the weights, or several.")
@@ -53,6 +57,7 @@ def run(
     isl: opt.Isl = 1024,
     osl: opt.Osl = 256,
     concurrency: opt.Concurrency = None,
+    arrival_rate: opt.ArrivalRate = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
     weights: Weights = None,
@@ -121,8 +126,10 @@ def run(
             name or "",
             chip or "",
             software,
-            gpus or (8 if wanted is None else wanted.chips),
-            workload_of(isl, osl, concurrency, schedule, stored, cache, max_context, arrivals, prefix_hit),
+            chips_for(gpus if wanted is None else gpus or wanted.chips, None, limits, arrival_rate, slice_),
+            workload_of(
+                isl, osl, concurrency, schedule, stored, cache, max_context, arrivals, prefix_hit, arrival_rate
+            ),
             objective,
             limits,
             chosen,

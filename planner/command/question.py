@@ -19,7 +19,7 @@ def request_of(
     model: str,
     hardware: str,
     engine: str | None,
-    gpus: int,
+    chips: tuple[int, bool],
     workload: Workload,
     objective: str,
     limits: Limits,
@@ -29,7 +29,7 @@ def request_of(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
 ) -> Request:
-    """The request for one model on one machine.
+    """The request for one model on one machine; `chips` as `request.chips_for` says.
 
     Raises:
         InputError: an unknown name or dtype, a file that cannot be used, a limit that the engine cannot have.
@@ -41,7 +41,10 @@ def request_of(
     if workload.kv_cache is not None:
         kv_dtype(workload.kv_cache)
     asked = cast(Objective, objective)
-    return Request(load_model(model), machine, software, gpus, workload, asked, limits, filters, price, slice_)
+    return Request(
+        load_model(model), machine, software, chips[0], workload, asked, limits, filters, price, slice_,
+        fewest=chips[1],
+    )  # fmt: skip
 
 
 def workload_of(
@@ -54,11 +57,12 @@ def workload_of(
     max_context: int | None,
     arrivals: str | None,
     prefix_hit: float = 0.0,
+    arrival_rate: float | None = None,
 ) -> Workload:
     """The workload; its words are checked where the request is."""
     return Workload(
         isl, osl, concurrency, cast("Schedule | None", schedule), weights, kv_cache, max_context,
-        cast("Arrivals | None", arrivals), prefix_hit,
+        cast("Arrivals | None", arrivals), prefix_hit, opt.above_zero(arrival_rate, "--arrival-rate"),
     )  # fmt: skip
 
 

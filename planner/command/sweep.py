@@ -22,7 +22,7 @@ from planner.report import tabular
 from planner.report.figures import plural
 from planner.report.progress import Progress
 from planner.specs.workload import ARRIVALS, SCHEDULES, Arrivals, Schedule, Workload
-from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, Sweep, finished, whole_numbers, words
+from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, RATES, Sweep, finished, rates, whole_numbers, words
 
 Row = dict[str, Any]
 _PATIENCE = 0.1  # seconds until an interrupt is looked for while a point is ranked
@@ -37,7 +37,23 @@ Machines = Annotated[str, typer.Option("--hardware", "-H", metavar="NAME|FILE,..
 Engines = Annotated[
     str | None, typer.Option("--engine", metavar="NAME|FILE,...", help="Engines; default: the hardware file's.")
 ]
-Chips = Annotated[str, typer.Option("--gpus", "--chips", metavar="N,...", help="Chips there are (and are paid for).")]
+Chips = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        "--chips",
+        metavar="N,...",
+        help="Chips there are (and are paid for); default 8, under a limit on time or an arrival rate the fewest.",
+    ),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        "--arrival-rate",
+        metavar="R,...",
+        help="Requests per second that come to the whole deployment, in the place of --concurrency.",
+    ),
+]
 Isls = Annotated[str, typer.Option("--isl", metavar="N,...", help="Tokens of a prompt.")]
 Osls = Annotated[str, typer.Option("--osl", metavar="N,...", help="Tokens of an answer.")]
 Loads = Annotated[
@@ -85,13 +101,15 @@ def run(
     model: Models,
     hardware: Machines = "h100",
     engine: Engines = None,
-    gpus: Chips = "8",
+    gpus: Chips = None,
     isl: Isls = "1024",
     osl: Osls = "256",
     concurrency: Loads = None,
+    arrival_rate: Rates = None,
     weights: AllWeights = None,
     kv_cache: KvCaches = None,
     objective: Objectives = "latency",
+    max_gpus: opt.MaxGpus = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
     max_context: opt.MaxContext = None,
@@ -126,7 +144,8 @@ def run(
     opt.check_targets(csv, json, specs=(model, hardware, engine))
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,
-        "concurrency": concurrency, "weights": weights, "kv_cache": kv_cache, "objective": objective,
+        "concurrency": concurrency, "arrival_rate": arrival_rate, "weights": weights, "kv_cache": kv_cache,
+        "objective": objective,
     }  # fmt: skip
     sweep = Sweep.of(
         {name: _values(name, text) for name, text in given.items() if text is not None},
@@ -144,6 +163,7 @@ def run(
         max_num_batched_tokens=max_num_batched_tokens,
         shared=_shared(context),
         top=top,
+        max_gpus=max_gpus,
     )
     tabular.check_writable(json)
     as_table = not opt.is_piped(csv, json) and not quiet
@@ -171,6 +191,8 @@ def run(
 
 def _values(name: str, text: str) -> tuple[Any, ...]:
     option = f"--{name.replace('_', '-')}"
+    if name in RATES:
+        return rates(text, option)
     return whole_numbers(text, option) if name in NUMBERS else words(text, option)
 
 

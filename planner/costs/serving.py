@@ -46,6 +46,8 @@ class Setting(NamedTuple):
     schedule: Schedule = "continuous"
     arrivals: Arrivals = "steady"
     usd_per_chip_hour: float | None = None
+    mean_load: bool = False
+    """Batches are means over time, which need not be whole: so are microbatches then."""
 
 
 def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | None, kv_cache: str | None) -> Formats:
@@ -161,6 +163,8 @@ class Estimates(NamedTuple):
     tpot_parts: Parts
     prefill_share: Array
     """Of the time in which requests are served, what prompts take (b E); decode steps take the rest."""
+    prompt: Array
+    """Seconds that one prompt takes of its replica (E)."""
 
 
 def price(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
@@ -214,7 +218,7 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
     b = np.where(runs, batch, 1.0)
     whole = setting.engine.scheduler.microbatches == "whole"
     microbatches = np.ones_like(b) if whole else np.minimum(rows.pp, b)
-    micro = np.ceil(b / microbatches)
+    micro = _microbatch(setting.mean_load, b, microbatches)
     decode = pass_time(replica, Pass(micro, rows.isl + rows.osl / 2))
     step = _pipelined(decode, microbatches).within(STEP)
     answers = rows.osl > 1
@@ -224,7 +228,7 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         ttft = ttft.within(OWN)
         own, tpot, stalled = ttft, step, 0.0
     else:
-        own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
+        own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, micro, microbatches, decode)
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
         stalled = stall.total
         seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
@@ -255,7 +259,14 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         ttft_parts=ttft.over(rows.length),
         tpot_parts=tpot.over(rows.length),
         prefill_share=prompts / (prompts + (rows.osl - 1) * step.total) * empty,
+        prompt=prompts / b * empty,
     )
+
+
+def _microbatch(mean_load: bool, batch: Array, microbatches: Array) -> Array:
+    """Requests of a microbatch: the fullest one of a batch, or the mean where the batch is a mean."""
+    each = batch / microbatches
+    return each if mean_load else np.ceil(each)
 
 
 def _pipelined(time: PassTime, microbatches: Array) -> Parts:
@@ -265,7 +276,7 @@ def _pipelined(time: PassTime, microbatches: Array) -> Parts:
 
 
 def _continuous_prefill(
-    replica: Replica, rows: Rows, b: Array, microbatches: Array, decode: PassTime
+    replica: Replica, rows: Rows, b: Array, micro: Array, microbatches: Array, decode: PassTime
 ) -> tuple[Parts, Array, Parts, Parts]:
     """(a prompt's own iterations, rows they process, those of all other prompts, the decode steps these replace).
 
@@ -274,7 +285,6 @@ def _continuous_prefill(
     Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
     Cached tokens are a chunk that is done already: none is computed, all are attended to and so read back.
     """
-    micro = np.ceil(b / microbatches)
     scheduler, window = replica.engine.scheduler, replica.model.attention.window
     mixed = scheduler.prefill == "mixed"
     context = rows.isl + rows.osl / 2

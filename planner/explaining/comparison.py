@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from planner.costs.layers import Structure
 from planner.costs.serving import Fit, Rows, Setting, fit, price
 from planner.errors import NoPlanError
-from planner.explaining.breakdown import Breakdown, breakdown, pinned, plan_of
+from planner.explaining.breakdown import Breakdown, breakdown, load_of, pinned, plan_of
 from planner.explaining.goal import goal_value
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.pricing import memory_reasons, setting_of, within
 from planner.ranking import rank
-from planner.request import SEARCHED, TIMES, Request
+from planner.request import TIMES, Request
 from planner.units import HOUR, MS
 
 Array = NDArray[np.float64]
@@ -43,11 +43,13 @@ class Candidate(NamedTuple):
     """Its filters leave only this plan."""
     plan: Plan
     concurrency: int
+    load: float
+    """The same; under an arrival rate the mean, which need not be whole."""
 
     @property
     def searches(self) -> bool:
         """Whether its load is chosen for it."""
-        return self.request.workload.concurrency is None and self.request.objective in SEARCHED
+        return self.request.searches
 
     def setting(self) -> Setting:
         """What prices it."""
@@ -60,7 +62,7 @@ class Candidate(NamedTuple):
         Raises:
             NoPlanError: it does not fit.
         """
-        return breakdown(self.request, self.plan, self.concurrency)
+        return breakdown(self.request, self.plan, self.load)
 
 
 class Room(NamedTuple):
@@ -110,9 +112,10 @@ def candidate(label: str, request: Request, plan: Plan | None) -> Candidate:
         NoPlanError: the plan cannot run, or no plan can.
     """
     ranking = rank(request if plan is None else pinned(request, plan))
+    request = ranking.request._replace(filters=request.filters, fewest=False)  # on as many chips as were found
     chosen = plan_of(ranking.results, 0)
-    load = ranking.results.row(0)["concurrency"]
-    return Candidate(label or chosen.label, pinned(request, chosen), chosen, load)
+    concurrency, load = ranking.results.row(0)["concurrency"], load_of(ranking.results, 0)
+    return Candidate(label or chosen.label, pinned(request, chosen), chosen, concurrency, load)
 
 
 def goals(one: Candidate, concurrency: Any, isl: Any) -> Array:

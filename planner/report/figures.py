@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from planner.specs.workload import Workload
+
 
 def short(value: float | None, digits: int = 4) -> str:
     """A figure of `digits` digits, large ones whole, then as k and M; none as a dash."""
@@ -24,6 +26,11 @@ def plural(count: int, noun: str) -> str:
 def prompt(isl: int, prefix_hit: float) -> str:
     """What comes in with a request, and how much of it is cached."""
     return f"{isl} tokens in" + (f" ({short(100 * prefix_hit)}% cached)" if prefix_hit else "")
+
+
+def load(work: Workload, concurrency: int) -> str:
+    """How many requests there are, as `concurrency 8` or `40 requests/s`."""
+    return f"concurrency {concurrency}" if work.arrival_rate is None else f"{short(work.arrival_rate)} requests/s"
 
 
 def significant(value: float, digits: int) -> str:

@@ -23,6 +23,7 @@ class Workload(NamedTuple):
         max_context: tokens that a request must be able to hold; changes memory only.
         arrivals: how requests arrive, which divides a prefill's stall between TTFT and TPOT; none = the engine's rule.
         prefix_hit: share of a prompt, 0 to 1, whose KV the engine has cached; rounded down to whole blocks.
+        arrival_rate: requests a second that come to the whole deployment, in the place of a concurrency; none = none.
     """
 
     isl: int = 1024
@@ -34,3 +35,4 @@ class Workload(NamedTuple):
     max_context: int | None = None
     arrivals: Arrivals | None = None
     prefix_hit: float = 0.0
+    arrival_rate: float | None = None
