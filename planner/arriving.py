@@ -83,7 +83,7 @@ def steady(setting: Setting, rows: Rows, fitted: Fit, load: Array) -> Steady:
     at = fitted._replace(batch=np.maximum(1.0, load), running=load * rows.dp)
     priced = price(setting._replace(mean_load=True), rows, at)
     rate = priced.requests_per_s / rows.dp
-    return Steady(load, rate, rate * priced.prompt, queue_wait(rate, priced.prompt), priced)
+    return Steady(load, rate, rate * priced.prompt, queue_wait(rate, priced.prompt, priced.prompt_variation), priced)
 
 
 class Reach(NamedTuple):

@@ -255,6 +255,7 @@ def setting_of(request: Request, placement: Placement, structure: Structure) -> 
         work.schedule or request.engine.scheduler.schedule,
         work.arrivals or request.engine.scheduler.arrivals,
         price_given if price_given is not None else (listed.usd_per_chip_hour if listed else None),
+        work.lengths,
     )
 
 

@@ -99,7 +99,8 @@ def check(request: Request) -> None:
     work, limits = request.workload, request.limits
     optional = {"concurrency": work.concurrency, "max-context": work.max_context}
     given = {name: value for name, value in optional.items() if value is not None}
-    for name, value in {"gpus": request.gpus, "isl": work.isl, "osl": work.osl, **given}.items():
+    lengths = {} if work.lengths else {"isl": work.isl, "osl": work.osl}
+    for name, value in {"gpus": request.gpus, **lengths, **given}.items():
         if not _is_whole(value):
             raise InputError(f"--{name} must be a whole number, found {value!r}")
         if not 1 <= value <= MOST:
@@ -112,14 +113,7 @@ def check(request: Request) -> None:
     _check_positive("memory-fraction", limits.memory_fraction)
     check_memory(limits)
     check_prefix_hit("--prefix-hit", work.prefix_hit)
-    _check_positive("arrival-rate", work.arrival_rate)
-    if work.arrival_rate is not None and work.concurrency is not None:
-        raise InputError("--arrival-rate and --concurrency both say how many requests are in flight; give one of them")
-    if work.arrival_rate is not None and (work.schedule or request.engine.scheduler.schedule) == "static":
-        raise InputError(
-            "--arrival-rate: a static batch starts when it is full, which no steady rate describes; "
-            "use --schedule continuous, or --concurrency"
-        )
+    _check_arrivals(request)
     for name, text in {"weights": work.weights, "kv-cache": work.kv_cache, "slice": request.slice}.items():
         if text is not None and not isinstance(text, str):
             raise InputError(f"--{name} must be a text, found {text!r}")
@@ -137,7 +131,42 @@ def check(request: Request) -> None:
     if work.osl < 2 and (request.objective == "tpot" or request.pareto):
         goal = "--pareto" if request.pareto else "--objective tpot"
         raise InputError(f"{goal} needs answers of at least 2 tokens, --osl is {work.osl}")
-    check_context(request.model, work.isl, work.osl, work.max_context)
+    check_lengths(request)
+
+
+def _check_arrivals(request: Request) -> None:
+    """Refuses a rate that no steady state has."""
+    work = request.workload
+    _check_positive("arrival-rate", work.arrival_rate)
+    if work.arrival_rate is not None and work.concurrency is not None:
+        raise InputError("--arrival-rate and --concurrency both say how many requests are in flight; give one of them")
+    if work.arrival_rate is not None and (work.schedule or request.engine.scheduler.schedule) == "static":
+        raise InputError(
+            "--arrival-rate: a static batch starts when it is full, which no steady rate describes; "
+            "use --schedule continuous, or --concurrency"
+        )
+
+
+def check_lengths(request: Request) -> None:
+    """Refuses lengths that a model or a schedule cannot have.
+
+    Raises:
+        InputError: a context beyond the model's, or lengths that differ in a static batch.
+    """
+    work = request.workload
+    if work.lengths is not None and (work.schedule or request.engine.scheduler.schedule) == "static":
+        raise InputError(
+            "lengths that differ: a static batch waits for its longest answer, which is not modelled; "
+            "use --schedule continuous, or one length"
+        )
+    if work.lengths is None:
+        check_context(request.model, work.isl, work.osl, work.max_context)
+    elif not work.max_context and (work.isl + work.osl) * work.lengths.longest > request.model.max_context:
+        raise InputError(
+            f"the longest request has {(work.isl + work.osl) * work.lengths.longest:.0f} tokens, more than "
+            f"{request.model.name}'s context of {request.model.max_context}; shorten them, or give --max-context "
+            "if the deployment extends it"
+        )
 
 
 def check_number(name: str, value: Any) -> None:

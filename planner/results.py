@@ -23,7 +23,7 @@ COLUMNS = (
     "gpu_s_per_token", "mfu_prefill", "mfu_decode", "weights_gib", "kv_gib", "other_gib", "memory_gib",
     "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error", "flips_if",
     "engine_version", "extrapolates", "assumed", "arrivals", "usd_per_mtok_input", "usd_per_mtok_output", "prefix_hit",
-    "arrival_rate_per_s", "in_flight", "utilisation", "prefill_utilisation",
+    "arrival_rate_per_s", "in_flight", "utilisation", "prefill_utilisation", "ttft_p90_ms",
 )  # fmt: skip
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
@@ -161,8 +161,8 @@ def results_of(
         "idle_gpus": gpus - rows.tp * rows.pp * rows.dp,
         "concurrency": rows.concurrency,
         "batch_per_replica": fitted.batch,
-        "isl": rows.isl,
-        "osl": rows.osl,
+        "isl": np.round(rows.isl),
+        "osl": np.round(rows.osl),
         "ttft_ms": priced.ttft / MS,
         "queue_ms": priced.ttft * 0.0,
         "tpot_ms": priced.tpot / MS,
@@ -195,6 +195,7 @@ def results_of(
         "usd_per_mtok_output": dollars - for_prompts,
         "prefix_hit": rows.prefix_hit,
         **dict.fromkeys(("arrival_rate_per_s", "in_flight", "utilisation", "prefill_utilisation"), nan),
+        "ttft_p90_ms": priced.ttft_p90 / MS,
     }
     return Results(columns, _by_bound(priced.ttft_parts), _by_bound(priced.tpot_parts))
 

@@ -214,7 +214,10 @@ class Sweep(NamedTuple):
             chosen[name] = self.axes[name][place]
         hardware, engine = self.machines[chosen["hardware"], chosen["engine"]]
         work = {name: chosen[name] for name in ("isl", "osl", "concurrency", "arrival_rate", "weights", "kv_cache")}
-        workload = self.base.workload._replace(**work)
+        base = self.base.workload
+        if base.lengths is not None:  # which has the means, too
+            work |= {"isl": base.isl, "osl": base.osl}
+        workload = base._replace(**work)
         gpus, fewest = chips_for(
             chosen["gpus"], self.max_gpus, self.base.limits, workload.arrival_rate, self.base.slice
         )

@@ -54,8 +54,9 @@ def run(
     engine: Engines = None,
     gpus: Gpus = None,
     objective: opt.Objective = "latency",
-    isl: opt.Isl = 1024,
-    osl: opt.Osl = 256,
+    isl: opt.IslOrSpread = "1024",
+    osl: opt.OslOrSpread = "256",
+    lengths: opt.Lengths = None,
     concurrency: opt.Concurrency = None,
     arrival_rate: opt.ArrivalRate = None,
     schedule: opt.Schedule = None,
@@ -94,7 +95,7 @@ def run(
     one leads. Examples: plan compare TP8 TP4xDP2 --model llama3-70b --gpus 8;
     plan compare --plan TP8 --hardware h100,h200 --model llama3-70b
     """
-    opt.check_targets(csv, json, specs=(model, hardware, engine))
+    opt.check_targets(csv, json, specs=(model, hardware, engine, lengths))
     if not model:
         raise InputError("no model: give --model")
     labels = [*(plans or []), *_split(plan, "--plan")]
@@ -128,7 +129,7 @@ def run(
             software,
             chips_for(gpus if wanted is None else gpus or wanted.chips, None, limits, arrival_rate, slice_),
             workload_of(
-                isl, osl, concurrency, schedule, stored, cache, max_context, arrivals, prefix_hit, arrival_rate
+                isl, osl, concurrency, schedule, stored, cache, max_context, arrivals, prefix_hit, arrival_rate, lengths
             ),
             objective,
             limits,

@@ -48,8 +48,9 @@ def run(
     gpus: Count = None,
     max_gpus: opt.MaxGpus = None,
     objective: opt.Objective = "latency",
-    isl: opt.Isl = 1024,
-    osl: opt.Osl = 256,
+    isl: opt.IslOrSpread = "1024",
+    osl: opt.OslOrSpread = "256",
+    lengths: opt.Lengths = None,
     concurrency: opt.Concurrency = None,
     arrival_rate: opt.ArrivalRate = None,
     schedule: opt.Schedule = None,
@@ -87,7 +88,7 @@ def run(
     debug: opt.Debug = False,
 ) -> None:
     """Where the time and the memory of a plan go, by operation; the one change that would help most; the runner-up."""
-    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     only = None if plan is None else Plan.parse(plan)
     limits = limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction)
@@ -98,7 +99,7 @@ def run(
         engine,
         chips_for(given, max_gpus, limits, arrival_rate, slice_),
         workload_of(
-            isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit, arrival_rate
+            isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit, arrival_rate, lengths
         ),
         objective,
         limits,

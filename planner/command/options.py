@@ -53,6 +53,23 @@ SomeGpus = Annotated[
 ]
 Isl = Annotated[int, typer.Option("--isl", min=1, help="Tokens of a prompt.")]
 Osl = Annotated[int, typer.Option("--osl", min=1, help="Tokens of an answer.")]
+IslOrSpread = Annotated[
+    str,
+    typer.Option(
+        "--isl", metavar="TOKENS|MEAN,P90", help="Tokens of a prompt; MEAN,P90: they differ, as a log-normal does."
+    ),
+]
+OslOrSpread = Annotated[
+    str, typer.Option("--osl", metavar="TOKENS|MEAN,P90", help="Tokens of an answer; MEAN,P90 likewise.")
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        "--lengths",
+        metavar="FILE|ISL/OSL",
+        help="CSV of requests: isl, osl, perhaps weight; or 1000,3000/256. In the place of --isl and --osl.",
+    ),
+]
 Concurrency = Annotated[
     int | None,
     typer.Option(

@@ -11,6 +11,7 @@ from planner.request import Limits, Objective, Request
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import ATTENTION
+from planner.specs.lengths import lengths_of
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
 
@@ -48,8 +49,8 @@ def request_of(
 
 
 def workload_of(
-    isl: int,
-    osl: int,
+    isl: str,
+    osl: str,
     concurrency: int | None,
     schedule: str | None,
     weights: str | None,
@@ -58,11 +59,18 @@ def workload_of(
     arrivals: str | None,
     prefix_hit: float = 0.0,
     arrival_rate: float | None = None,
+    lengths: str | None = None,
 ) -> Workload:
-    """The workload; its words are checked where the request is."""
+    """The workload; its words are checked where the request is.
+
+    Raises:
+        InputError: lengths that cannot be, or a file of them that cannot be read.
+    """
+    found = lengths_of(isl, osl, lengths)
     return Workload(
-        isl, osl, concurrency, cast("Schedule | None", schedule), weights, kv_cache, max_context,
+        found.isl, found.osl, concurrency, cast("Schedule | None", schedule), weights, kv_cache, max_context,
         cast("Arrivals | None", arrivals), prefix_hit, opt.above_zero(arrival_rate, "--arrival-rate"),
+        found.lengths,
     )  # fmt: skip
 
 

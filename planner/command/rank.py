@@ -39,8 +39,9 @@ def run(
     gpus: opt.Gpus = None,
     max_gpus: opt.MaxGpus = None,
     objective: opt.Objective = "latency",
-    isl: opt.Isl = 1024,
-    osl: opt.Osl = 256,
+    isl: opt.IslOrSpread = "1024",
+    osl: opt.OslOrSpread = "256",
+    lengths: opt.Lengths = None,
     concurrency: opt.Concurrency = None,
     arrival_rate: opt.ArrivalRate = None,
     schedule: opt.Schedule = None,
@@ -90,14 +91,14 @@ def run(
     version: opt.Version = False,
 ) -> None:
     """Rank every way to split a model over these chips."""
-    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     limits = limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction)
     if pareto and gpus is None and max_gpus is None:
         gpus = CHIPS  # a frontier is of the plans on some number of chips
     chips = chips_for(gpus, max_gpus, limits, arrival_rate, slice_)
     work = workload_of(
-        isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit, arrival_rate
+        isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit, arrival_rate, lengths
     )
     request = request_of(
         model,

@@ -21,6 +21,7 @@ from planner.errors import InputError, NoPlanError, PlannerError, StoppedError
 from planner.report import tabular
 from planner.report.figures import plural
 from planner.report.progress import Progress
+from planner.specs.lengths import lengths_of
 from planner.specs.workload import ARRIVALS, SCHEDULES, Arrivals, Schedule, Workload
 from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, RATES, Sweep, finished, rates, whole_numbers, words
 
@@ -54,7 +55,7 @@ Rates = Annotated[
         help="Requests per second that come to the whole deployment, in the place of --concurrency.",
     ),
 ]
-Isls = Annotated[str, typer.Option("--isl", metavar="N,...", help="Tokens of a prompt.")]
+Isls = Annotated[str, typer.Option("--isl", metavar="N,...", help="Tokens of a prompt; differing ones: --lengths.")]
 Osls = Annotated[str, typer.Option("--osl", metavar="N,...", help="Tokens of an answer.")]
 Loads = Annotated[
     str | None,
@@ -104,6 +105,7 @@ def run(
     gpus: Chips = None,
     isl: Isls = "1024",
     osl: Osls = "256",
+    lengths: opt.Lengths = None,
     concurrency: Loads = None,
     arrival_rate: Rates = None,
     weights: AllWeights = None,
@@ -141,7 +143,7 @@ def run(
     debug: opt.Debug = False,
 ) -> None:
     """Rank anew for every combination of some models, chips, lengths, loads, dtypes and goals."""
-    opt.check_targets(csv, json, specs=(model, hardware, engine))
+    opt.check_targets(csv, json, specs=(model, hardware, engine, lengths))
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,
         "concurrency": concurrency, "arrival_rate": arrival_rate, "weights": weights, "kv_cache": kv_cache,
@@ -154,6 +156,7 @@ def run(
             arrivals=cast("Arrivals | None", arrivals and opt.choice(arrivals, "--arrivals", ARRIVALS)),
             max_context=max_context,
             prefix_hit=prefix_hit,
+            **_lengths(isl, osl, lengths),
         ),
         limits=limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
         filters=filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn),
@@ -187,6 +190,11 @@ def run(
         raise NoPlanError(f"none of {plural(len(sweep), 'point')} has a plan; the first: {rows.error}")
     if rows.failed and not as_table:
         opt.warn(f"{rows.failed} of {plural(len(sweep), 'point')} have no plan; the first: {rows.error}", quiet)
+
+
+def _lengths(isl: str, osl: str, lengths: str | None) -> dict[str, Any]:
+    """What of a workload --lengths says."""
+    return {} if lengths is None else lengths_of(isl, osl, lengths)._asdict()
 
 
 def _values(name: str, text: str) -> tuple[Any, ...]:

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from planner.costs.collectives import Network
 from planner.costs.layers import Formats, Pass, Structure, causal_pairs
 from planner.costs.memory import Budget, Room, cached_tokens, held_tokens, needed_tokens, room
-from planner.costs.roofline import Parts, plus
+from planner.costs.roofline import Parts, averaged, plus
 from planner.costs.step import PassTime, Replica, pass_time
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
+from planner.specs.lengths import Lengths
 from planner.specs.model import Model
 from planner.specs.workload import Arrivals, Schedule
 from planner.units import US
@@ -46,6 +47,7 @@ class Setting(NamedTuple):
     schedule: Schedule = "continuous"
     arrivals: Arrivals = "steady"
     usd_per_chip_hour: float | None = None
+    lengths: Lengths | None = None
     mean_load: bool = False
     """Batches are means over time, which need not be whole: so are microbatches then."""
 
@@ -123,7 +125,8 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     space: Room = room(
         setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure, setting.budget
     )
-    needed = needed_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    isl, osl = (rows.isl, rows.osl) if setting.lengths is None else setting.lengths.seen(rows.isl, rows.osl)
+    needed = needed_tokens(setting.engine, isl, osl, rows.max_context)
     held_at_most = space.requests(needed)
     most = np.minimum(held_at_most, setting.engine.scheduler.max_sequences)
     batch = np.ceil(rows.concurrency / rows.dp)
@@ -131,7 +134,7 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     if clip:
         batch = np.minimum(batch, np.maximum(most, 0.0))
         running = np.minimum(running, batch * rows.dp)
-    held = held_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    held = held_tokens(setting.engine, isl, osl, rows.max_context)
     weights, kv, other = space.fullest(held, batch)
     every = np.ones_like(rows.tp)
     return Fit(
@@ -165,10 +168,17 @@ class Estimates(NamedTuple):
     """Of the time in which requests are served, what prompts take (b E); decode steps take the rest."""
     prompt: Array
     """Seconds that one prompt takes of its replica (E)."""
+    prompt_variation: Array
+    """Squared coefficient of variation of E over the lengths of prompts."""
+    ttft_p90: Array
+    """TTFT of the prompt that nine tenths are no longer than; NaN where lengths do not differ, or more than lengths
+    decide."""
 
 
 def price(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
     """Latency and throughput of every row, in blocks; rows whose batch is 0 come out as NaN."""
+    if setting.lengths is not None:
+        return _price_lengths(setting, rows, fitted, setting.lengths)
     blocks = []
     for start in range(0, rows.length, BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, rows.length)
@@ -184,7 +194,57 @@ def itemise(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
     Items of the decode step itself (D) are in the phase STEP, a request's own iterations in OWN, what other prompts
     add to TTFT or TPOT in OTHERS, what a prompt waits for before its first iteration in JOIN. All rows are one block.
     """
+    if setting.lengths is not None:
+        return _price_lengths(setting, rows, fitted, setting.lengths, itemised=True)
     return _price_block(setting, rows, fitted.batch, fitted.running, itemised=True)
+
+
+def _price_lengths(setting: Setting, rows: Rows, fitted: Fit, lengths: Lengths, itemised: bool = False) -> Estimates:
+    """Rows whose requests differ in length: the mean over some lengths of prompts, all beside the same decodes.
+
+    A request waits for prompts of any length and answers at the context that a batch has on average, so that all that
+    depends on its own prompt is linear in what that takes.
+    """
+    ratios, weights = (np.array(column) for column in zip(*lengths.prompts, (lengths.p90, 0.0), strict=True))
+    seen_isl, seen_osl = lengths.seen(rows.isl, rows.osl)
+    context = seen_isl + seen_osl / 2
+    several, each = [], max(1, BLOCK_ROWS // len(ratios))
+    for start in range(0, rows.length, rows.length if itemised else each):
+        stop = rows.length if itemised else min(start + each, rows.length)
+        index = np.repeat(np.arange(start, stop), len(ratios))
+        apart = Rows(*(column[index] for column in rows))
+        apart = apart._replace(isl=apart.isl * np.tile(ratios, stop - start))
+        found = _price_block(setting, apart, fitted.batch[index], fitted.running[index], itemised, context[index])
+        several.append(_averaged(setting, found, rows.part(start, stop), weights))
+    return several[0] if len(several) == 1 else _joined(several)
+
+
+def _averaged(setting: Setting, found: Estimates, rows: Rows, weights: Array) -> Estimates:
+    """Means over the lengths of prompts: of what divides by a time the mean time counts."""
+
+    def mean(values: Array) -> Array:
+        return np.asarray(averaged(values, weights))
+
+    prompt = mean(found.prompt)
+    steps = mean(found.prompt * (1 / found.prefill_share - 1))  # decode steps, per request in flight
+    by_length = setting.arrivals == "steady"  # in waves the stall of others is in TTFT too
+    longer = found.ttft.reshape(-1, len(weights))[:, -1]
+    return Estimates(
+        batch=mean(found.batch),
+        running=mean(found.running),
+        ttft=mean(found.ttft),
+        tpot=mean(found.tpot),
+        latency=mean(found.latency),
+        requests_per_s=1 / mean(1 / found.requests_per_s),
+        mfu_prefill=mean(found.mfu_prefill * found.ttft) / mean(found.ttft),
+        mfu_decode=mean(found.mfu_decode),
+        ttft_parts=found.ttft_parts.averaged(weights),
+        tpot_parts=found.tpot_parts.averaged(weights),
+        prefill_share=prompt / (prompt + steps),
+        prompt=prompt,
+        prompt_variation=np.maximum(0.0, mean(found.prompt**2) / prompt**2 - 1),
+        ttft_p90=np.where((rows.osl > 1) & by_length, longer, np.nan),
+    )
 
 
 def _joined(blocks: list[Estimates]) -> Estimates:
@@ -212,14 +272,23 @@ def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
     )
 
 
-def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, itemised: bool = False) -> Estimates:
+def _price_block(
+    setting: Setting,
+    rows: Rows,
+    batch: Array,
+    running: Array,
+    itemised: bool = False,
+    context: Array | None = None,
+) -> Estimates:
+    """Rows of one length each, decodes at a context: none = that of requests half through their answers."""
     replica = _replica(setting, rows, itemised)
     runs = batch >= 1
     b = np.where(runs, batch, 1.0)
     whole = setting.engine.scheduler.microbatches == "whole"
     microbatches = np.ones_like(b) if whole else np.minimum(rows.pp, b)
     micro = _microbatch(setting.mean_load, b, microbatches)
-    decode = pass_time(replica, Pass(micro, rows.isl + rows.osl / 2))
+    context = rows.isl + rows.osl / 2 if context is None else context
+    decode = pass_time(replica, Pass(micro, context))
     step = _pipelined(decode, microbatches).within(STEP)
     answers = rows.osl > 1
     after = np.where(answers, rows.osl - 1, 1.0)
@@ -228,7 +297,9 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         ttft = ttft.within(OWN)
         own, tpot, stalled = ttft, step, 0.0
     else:
-        own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, micro, microbatches, decode)
+        own, prefill_rows, passes, replaced = _continuous_prefill(
+            replica, rows, b, micro, microbatches, decode, context
+        )
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
         stalled = stall.total
         seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
@@ -260,6 +331,8 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         tpot_parts=tpot.over(rows.length),
         prefill_share=prompts / (prompts + (rows.osl - 1) * step.total) * empty,
         prompt=prompts / b * empty,
+        prompt_variation=np.zeros(rows.length),
+        ttft_p90=np.full(rows.length, np.nan),
     )
 
 
@@ -276,7 +349,7 @@ def _pipelined(time: PassTime, microbatches: Array) -> Parts:
 
 
 def _continuous_prefill(
-    replica: Replica, rows: Rows, b: Array, micro: Array, microbatches: Array, decode: PassTime
+    replica: Replica, rows: Rows, b: Array, micro: Array, microbatches: Array, decode: PassTime, context: Array
 ) -> tuple[Parts, Array, Parts, Parts]:
     """(a prompt's own iterations, rows they process, those of all other prompts, the decode steps these replace).
 
@@ -287,7 +360,6 @@ def _continuous_prefill(
     """
     scheduler, window = replica.engine.scheduler, replica.model.attention.window
     mixed = scheduler.prefill == "mixed"
-    context = rows.isl + rows.osl / 2
     cached = _cached(replica, rows)
     fresh = plus(rows.isl, cached * -1.0)
     waiting = np.maximum(1.0, micro / rows.osl)  # prompts that come in the time of one pass

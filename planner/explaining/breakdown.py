@@ -181,7 +181,14 @@ def breakdown(request: Request, plan: Plan, concurrency: float) -> Breakdown:
     results = results_of(setting, [plan], np.zeros(1, dtype=int), gpus, request.objective, rows, fitted, priced)
     if arrives:
         rate = priced.requests_per_s / rows.dp
-        state = Steady(rows.concurrency / rows.dp, rate, rate * priced.prompt, queue_wait(rate, priced.prompt), priced)
+        wait = queue_wait(rate, priced.prompt, priced.prompt_variation)
+        state = Steady(
+            rows.concurrency / rows.dp,
+            rate,
+            rate * priced.prompt,
+            wait,
+            priced,
+        )
         results = mark_arrivals(results, state, float(work.arrival_rate or 0), np.full(1, np.nan))
     ttft, tpot = (_times(parts) for parts in (priced.ttft_parts, priced.tpot_parts))
     if work.osl == 1:

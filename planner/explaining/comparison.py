@@ -207,7 +207,7 @@ def _leads(ours: Array, theirs: Array) -> NDArray[np.int_]:
 def room(one: Candidate) -> Room:
     """How many requests fit, and how long a prompt may get."""
     work, model, setting = one.request.workload, one.request.model, one.setting()
-    longest = max(1, max(model.max_context, work.max_context or 0) - work.osl)
+    longest = max(1, max(model.max_context, work.max_context or 0) - int(np.ceil(work.osl)))
 
     def fitted(isl: int) -> Fit:
         rows = Rows.of(
@@ -217,8 +217,8 @@ def room(one: Candidate) -> Room:
         return fit(setting, rows, clip=False)
 
     load = 1 if one.searches else one.concurrency  # a load that is searched shrinks as the prompt grows
-    now = fitted(work.isl)
-    low, high = work.isl, longest + 1
+    now = fitted(int(work.isl))
+    low, high = int(work.isl), longest + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fitted(middle).max_concurrency[0] >= load else (low, middle)
@@ -229,7 +229,8 @@ def room(one: Candidate) -> Room:
 def ranges(candidates: Sequence[Candidate], rooms: Sequence[Room]) -> dict[Axis, int]:
     """The ends of the ranges in which flips are looked for: what the roomiest holds, what every model can attend to."""
     longest = min(
-        max(one.request.model.max_context, one.request.workload.max_context or 0) - one.request.workload.osl
+        max(one.request.model.max_context, one.request.workload.max_context or 0)
+        - int(np.ceil(one.request.workload.osl))
         for one in candidates
     )
     return {"concurrency": max(2, *(each.requests for each in rooms)), "isl": max(2, longest)}

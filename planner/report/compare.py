@@ -114,7 +114,7 @@ def _headline(found: Comparison) -> str:
         f"{each(lambda request: request.model.name)} on "
         f"{each(lambda request: f'{request.gpus} x {request.hardware.name}')}, "
         f"{each(lambda request: f'{request.engine.name} {request.engine.version}')}; "
-        f"{prompt(work.isl, work.prefix_hit)}, {work.osl} out, {asked}, {each(_schedule)} "
+        f"{prompt(work)}, {asked}, {each(_schedule)} "
         f"batching; for {first.objective}."
     )
 

@@ -132,7 +132,7 @@ def _headline(found: Explanation) -> str:
     return (
         f"{request.model.name} {plan.plan.label}{place} on {request.gpus} x {request.hardware.name}, "
         f"{request.engine.name} {request.engine.version}, {row['weights']} weights, {row['kv_cache']} KV; "
-        f"{prompt(work.isl, work.prefix_hit)}, {work.osl} out, {load(work, row['concurrency'])}, {batching(row)}: "
+        f"{prompt(work)}, {load(work, row['concurrency'])}, {batching(row)}: "
         f"{short(row['latency_ms'])} ms a request = {made}{goal}."
     )
 

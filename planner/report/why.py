@@ -142,7 +142,7 @@ def caption(ranking: Ranking) -> list[str]:
     )
     lines = [
         f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
-        f"{request.engine.name} {request.engine.version}; {prompt(work.isl, work.prefix_hit)}, {work.osl} out, {at}, "
+        f"{request.engine.name} {request.engine.version}; {prompt(work)}, {at}, "
         f"{batching(first)}; for {goal}.",
         f"{_counts(ranking)}; {_limits(ranking)}.",
         "Pareto: no other plan has both a lower TPOT and more tokens/s per chip."
@@ -151,6 +151,7 @@ def caption(ranking: Ranking) -> list[str]:
         if request.fewest
         else winner(ranking),
         *_arriving(ranking),
+        *_differing(ranking),
     ]
     idle = _idle(ranking)
     if idle:
@@ -202,13 +203,26 @@ def _arriving(ranking: Ranking) -> list[str]:
         return []
     limited = any(getattr(ranking.request.limits, name) is not None for name in TIMES)
     most = f"{short(rate / first['utilisation'])} requests/s" + (" within the limits" if limited else "")
+    queue = "M/D/1" if ranking.request.workload.lengths is None else "M/G/1"
     return [
         f"{first['plan']}: {short(first['in_flight'])} requests in flight on average, as many as come in the time of "
         f"one; it sustains at most {most}, of which this is {first['utilisation']:.0%}. Queue: the mean wait for "
-        f"earlier prompts (M/D/1: Poisson arrivals, prompts take {first['prefill_utilisation']:.0%} of a replica's "
+        f"earlier prompts ({queue}: Poisson arrivals, prompts take {first['prefill_utilisation']:.0%} of a replica's "
         "time), beside TTFT and latency; --max-ttft and --max-latency hold with it. Percentiles, and waiting for KV "
         "room when more are in flight than on average, are not in it."
     ]
+
+
+def _differing(ranking: Ranking) -> list[str]:
+    """What the times stand for where lengths differ."""
+    work, first = ranking.request.workload, ranking.results.row(0)
+    if work.lengths is None:
+        return []
+    text = "Times are means over the lengths"
+    if first["ttft_p90_ms"] is not None:
+        longer = short(work.isl * work.lengths.p90)
+        text += f"; TTFT of {first['plan']} is {short(first['ttft_p90_ms'])} ms for a prompt of {longer} tokens"
+    return [f"{text}; decodes are met at the context of long answers, which stay longer."]
 
 
 def _counts(ranking: Ranking) -> str:
