@@ -30,6 +30,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "how many chips for this load and these limits",
             "--model llama3-70b --max-ttft 500 --max-tpot 25\n--arrival-rate 40",
         ),
+        Example("prompts that differ: mean and p90", "-m llama3.1-70b --gpus 8 --isl 1000,2000"),
         Example("two ways only, and why others are refused", "-m llama3-70b --tp 4,8 --pp 1 --rejected"),
         Example("a picture of latency against throughput", "-m llama3-70b --gpus 16 --plot tradeoff.svg"),
         Example("every plan, for a script", "-m llama3-70b --csv - --top 0"),

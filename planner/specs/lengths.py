@@ -155,7 +155,7 @@ def lengths_from(text: str) -> Spread:
     """
     if _PAIR.fullmatch(text):
         isl, osl = text.split("/")
-        return independent(mean_and_p90(isl, "--lengths"), mean_and_p90(osl, "--lengths"))
+        return _as_typed(isl, osl, ("--lengths", "--lengths"))
     return read_lengths(text)
 
 
@@ -169,7 +169,16 @@ def lengths_of(isl: str, osl: str, lengths: str | None) -> Spread:
         if (isl, osl) != DEFAULT:
             raise InputError("--lengths has prompts and answers; leave out --isl and --osl")
         return lengths_from(lengths)
-    return independent(mean_and_p90(isl, "--isl"), mean_and_p90(osl, "--osl"))
+    return _as_typed(isl, osl, ("--isl", "--osl"))
+
+
+def _as_typed(isl: str, osl: str, options: tuple[str, str]) -> Spread:
+    """Independent prompts and answers, with the 90 % quantile that is typed and not the one of the points."""
+    spread = independent(mean_and_p90(isl, options[0]), mean_and_p90(osl, options[1]))
+    if spread.lengths is None or "," not in isl:
+        return spread
+    mean, p90 = map(int, isl.split(","))
+    return spread._replace(lengths=spread.lengths._replace(p90=p90 / mean))
 
 
 def read_lengths(path: str) -> Spread:
