@@ -85,6 +85,13 @@ def test_at_a_low_rate_requests_are_alone_and_everything_follows_by_hand() -> No
     assert row["queue_ms"] == pytest.approx(busy * service / (2 * (1 - busy)) / MS)
 
 
+def test_a_stage_of_a_pipeline_takes_the_next_prompt_when_it_is_done_and_not_when_the_last_is() -> None:
+    asked = at_rate(0.5, 2, model="llama3.1-8b", osl=1)
+    row = rank(asked._replace(filters=Filters(tp=(1,), pp=(2,)))).results.row(0)
+    own = row["ttft_ms"] * MS - asked.engine.host.request_us * 1e-6
+    assert row["prefill_utilisation"] / 0.5 == pytest.approx(own / 2, rel=0.1)
+
+
 def test_twice_the_replicas_serve_twice_the_rate_with_the_same_times() -> None:
     one = rank(at_rate(7.0, 4)._replace(filters=Filters(tp=(4,), pp=(1,)))).results.row(0)
     two = rank(at_rate(14.0, 8)._replace(filters=Filters(tp=(4,), pp=(1,)))).results.row(0)

@@ -167,7 +167,7 @@ class Estimates(NamedTuple):
     prefill_share: Array
     """Of the time in which requests are served, what prompts take (b E); decode steps take the rest."""
     prompt: Array
-    """Seconds that one prompt takes of its replica (E)."""
+    """Seconds that one prompt takes of its replica (E), of the slowest stage in a pipeline."""
     prompt_variation: Array
     """Squared coefficient of variation of E over the lengths of prompts."""
     ttft_p90: Array
@@ -226,7 +226,8 @@ def _averaged(setting: Setting, found: Estimates, rows: Rows, weights: Array) ->
         return np.asarray(averaged(values, weights))
 
     prompt = mean(found.prompt)
-    steps = mean(found.prompt * (1 / found.prefill_share - 1))  # decode steps, per request in flight
+    left = np.where(found.prefill_share < 1, 1 - found.prefill_share, 1.0)
+    against = mean(found.prefill_share / left)  # prompts, in times of the decode steps, which all lengths share
     by_length = setting.arrivals == "steady"  # in waves the stall of others is in TTFT too
     longer = found.ttft.reshape(-1, len(weights))[:, -1]
     return Estimates(
@@ -240,7 +241,7 @@ def _averaged(setting: Setting, found: Estimates, rows: Rows, weights: Array) ->
         mfu_decode=mean(found.mfu_decode),
         ttft_parts=found.ttft_parts.averaged(weights),
         tpot_parts=found.tpot_parts.averaged(weights),
-        prefill_share=prompt / (prompt + steps),
+        prefill_share=np.where(rows.osl > 1, against / (1 + against), mean(found.prefill_share)),
         prompt=prompt,
         prompt_variation=np.maximum(0.0, mean(found.prompt**2) / prompt**2 - 1),
         ttft_p90=np.where((rows.osl > 1) & by_length, longer, np.nan),
@@ -295,9 +296,9 @@ def _price_block(
     if setting.schedule == "static":
         ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
         ttft = ttft.within(OWN)
-        own, tpot, stalled = ttft, step, 0.0
+        own, tpot, stalled, occupied = ttft, step, 0.0, ttft.total
     else:
-        own, prefill_rows, passes, replaced = _continuous_prefill(
+        own, prefill_rows, passes, replaced, occupied = _continuous_prefill(
             replica, rows, b, micro, microbatches, decode, context
         )
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
@@ -330,7 +331,7 @@ def _price_block(
         ttft_parts=ttft.over(rows.length),
         tpot_parts=tpot.over(rows.length),
         prefill_share=prompts / (prompts + (rows.osl - 1) * step.total) * empty,
-        prompt=prompts / b * empty,
+        prompt=plus(occupied, stalled) / b * empty,
         prompt_variation=np.zeros(rows.length),
         ttft_p90=np.full(rows.length, np.nan),
     )
@@ -350,12 +351,13 @@ def _pipelined(time: PassTime, microbatches: Array) -> Parts:
 
 def _continuous_prefill(
     replica: Replica, rows: Rows, b: Array, micro: Array, microbatches: Array, decode: PassTime, context: Array
-) -> tuple[Parts, Array, Parts, Parts]:
-    """(a prompt's own iterations, rows they process, those of all other prompts, the decode steps these replace).
+) -> tuple[Parts, Array, Parts, Parts, Num]:
+    """(a prompt's own iterations, rows they process, those of all other prompts, decode steps these replace, occupied).
 
     Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
     replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
     Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
+    Occupied is the time until the next prompt can follow, which in a pipeline is less than the way through all stages.
     Cached tokens are a chunk that is done already: none is computed, all are attended to and so read back.
     """
     scheduler, window = replica.engine.scheduler, replica.model.attention.window
@@ -398,11 +400,11 @@ def _continuous_prefill(
     turns = np.maximum(b - packed, 0.0) / packed  # passes of other prompts while this one is served
     passes = slowest * turns
     if not mixed:
-        return own, processed, passes, Parts()
+        return own, processed, passes, Parts(), slowest.total
     steps = np.minimum(iterations * turns, (rows.osl - 1) * microbatches)
     replaced = decode.slowest * steps
     # prompts of a few tokens can cost less than the decode steps they replace, but no step is gained by them
-    return own, processed, passes.where(passes.total > replaced.total, replaced), replaced
+    return own, processed, passes.where(passes.total > replaced.total, replaced), replaced, slowest.total
 
 
 def _behind(full: PassTime, longest: PassTime, passes: Array, final: PassTime) -> Parts:
