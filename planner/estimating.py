@@ -18,9 +18,10 @@ from planner.plans.rules import refusal
 from planner.plans.space import default_grid
 from planner.points import CHOICES, DEFAULTS, DEGREES, NUMBERS, Points, alike, check_names, distinct
 from planner.pricing import memory_reasons, setting_of
-from planner.request import Limits, Request, check_context, check_memory
+from planner.request import Limits, Request, check_context, check_lengths, check_memory
 from planner.results import COLUMNS, Column, Results, results_of, texts
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.lengths import Spread, lengths_from
 from planner.specs.workload import Workload
 from planner.units import parse_bytes
 
@@ -125,6 +126,7 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
     product = np.prod([np.nan_to_num(table.numbers[name][index], nan=1.0) for name in ("tp", "pp", "dp", "cp")], axis=0)
     chips = int(np.max(np.where(np.isnan(gpus), product, gpus)))
     placement = Placement.of(hardware, chips, key["slice"])
+    spread = _lengths(table, key, index)
     limits = Limits(
         memory=_positive(key, "memory_limit", parse_bytes), memory_fraction=_positive(key, "memory_fraction", float)
     )
@@ -134,13 +136,32 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
         hardware,
         engine,
         chips,
-        Workload(schedule=get("schedule"), arrivals=get("arrivals"), weights=key["weights"], kv_cache=key["kv_cache"]),
+        Workload(
+            schedule=get("schedule"),
+            arrivals=get("arrivals"),
+            weights=key["weights"],
+            kv_cache=key["kv_cache"],
+            lengths=spread.lengths,
+        ),
         limits=limits,
         usd_per_chip_hour=_positive(key, "price", float),
         slice=key["slice"],
     )
+    if spread.lengths is not None:
+        extended = bool(np.all(table.numbers["max_context"][index] > 0))
+        work = request.workload._replace(isl=spread.isl, osl=spread.osl, max_context=1 if extended else None)
+        check_lengths(request._replace(workload=work))
     structure = Structure(*(get(name) for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")))
     return setting_of(request, placement, structure)
+
+
+def _lengths(table: Points, key: dict[str, str | None], index: NDArray[np.intp]) -> Spread:
+    """How lengths differ; their means take the place of the rows' own."""
+    if key["lengths"] is None:
+        return Spread(0, 0, None)
+    spread = lengths_from(key["lengths"])
+    table.numbers["isl"][index], table.numbers["osl"][index] = spread.isl, spread.osl
+    return spread
 
 
 def _positive(key: dict[str, str | None], name: str, read: Callable[[str], float]) -> float | None:

@@ -154,7 +154,8 @@ def _start(model: Model, placement: Placement, engine: Engine, plan: Plan, workl
 
 
 def _context(workload: Workload) -> int:
-    return max(workload.isl + workload.osl, workload.max_context or 0)
+    longest = 1.0 if workload.lengths is None else workload.lengths.longest
+    return max(math.ceil((workload.isl + workload.osl) * longest * (1 - 1e-12)), workload.max_context or 0)
 
 
 def _refusal(launch: Launch, engine: Engine, start: Start) -> str | None:

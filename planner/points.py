@@ -34,7 +34,7 @@ CHOICES: dict[str, Sequence[str]] = {
 TEXTS = (
     "model", "hardware", "engine", "objective", "schedule", "arrivals", "weights", "kv_cache", "attention",
     "prefill_attention", "ffn", "prefill_ffn", "grid", "plan", "price", "memory_limit", "memory_fraction", "slice",
-    "max_num_seqs", "max_num_batched_tokens",
+    "max_num_seqs", "max_num_batched_tokens", "lengths",
 )  # fmt: skip
 OPTIONS = (*NUMBERS, *TEXTS)
 """Names of what may be given for a point: the command's options, with underscores."""

@@ -15,8 +15,9 @@ from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.space import Refused
 from planner.pricing import price_all, within
-from planner.request import TIMES, Limits, Request
+from planner.request import TIMES, Limits, Request, check
 from planner.results import Results
+from planner.sizing import size_all
 from planner.units import MS
 
 MEASURED_ERROR = 0.10
@@ -48,14 +49,16 @@ class NoneLeftError(NoPlanError):
 
 
 def rank(request: Request) -> Ranking:
-    """All plans of a request, ranked.
+    """All plans of a request, ranked; of those on the fewest chips first, where chips are to be counted.
 
     Raises:
         InputError: the request makes no sense.
         NoPlanError: no plan satisfies it; says which limit, the numbers and what would do (as NoneLeftError
             unless it is not even known what there is to refuse).
     """
-    priced = price_all(request)
+    if request.fewest and request.hardware.torus is not None:
+        return _smallest_slice(request)
+    priced = size_all(request) if request.fewest else price_all(request)
     if priced.results is None:
         raise NoneLeftError(why_none(request, priced), priced.refused)
     results, dropped = _within(priced.results, request.limits)
@@ -63,10 +66,37 @@ def rank(request: Request) -> Ranking:
     if not len(results):
         raise NoneLeftError(why_none(request, priced), refused)
     results = _pareto(results) if request.pareto else _best_of_each(results, request.objective)
+    if request.fewest:
+        results = results.take(np.argsort(results["gpus"], kind="stable"))
     results.columns["rank"] = np.arange(1, len(results) + 1, dtype=float)
     if not request.pareto:  # of a frontier no row is better than another
         results.columns["tie"] = _ties(results, request.objective, error_bar(request))
-    return Ranking(request, priced.placement, results, refused, priced.plans, len(priced.results))
+    placement = priced.placement
+    if request.fewest:
+        request = request._replace(gpus=int(results["gpus"][0]))
+        placement = Placement.of(request.hardware, request.gpus)
+    return Ranking(request, placement, results, refused, priced.plans, len(priced.results))
+
+
+def _smallest_slice(request: Request) -> Ranking:
+    """The ranking on the smallest slice of a torus on which any plan satisfies a request."""
+    check(request)
+    torus, most = request.hardware.torus, request.gpus
+    sizes = sorted({shape.chips for shape in torus.legal_slices() if shape.chips <= most}) if torus else []
+    failure: NoPlanError | None = None
+    for chips in sizes:
+        try:
+            return _on_slice(request, chips)
+        except NoPlanError as error:
+            failure = error
+    if failure is None:
+        return rank(request._replace(fewest=False))  # says what the smallest slice has
+    raise failure
+
+
+def _on_slice(request: Request, chips: int) -> Ranking:
+    ranking = rank(request._replace(gpus=chips, fewest=False))
+    return ranking._replace(request=ranking.request._replace(fewest=True))
 
 
 def tradeoff(request: Request) -> tuple[Results, Results]:
@@ -78,7 +108,7 @@ def tradeoff(request: Request) -> tuple[Results, Results]:
     Raises:
         InputError, NoPlanError: as `rank`.
     """
-    request = request._replace(pareto=True)
+    request = request._replace(pareto=True, fewest=False)
     priced = price_all(request)
     results = None if priced.results is None else _within(priced.results, request.limits)[0]
     if results is None or not len(results):
@@ -161,5 +191,6 @@ def _ties(results: Results, objective: str, error: float) -> NDArray[np.object_]
     value = metric(results, objective)
     ties = np.empty(len(value), dtype=object)
     for index in range(1, len(value)):
-        ties[index] = bool(value[index] <= value[index - 1] * (1 + error))
+        same = results["gpus"][index] == results["gpus"][index - 1]  # more chips for the same load are no tie
+        ties[index] = bool(same and value[index] <= value[index - 1] * (1 + error))
     return ties

@@ -25,6 +25,7 @@ COLUMNS = (
     "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error", "flips_if",
     "engine_version", "extrapolates", "assumed", "arrivals", "usd_per_mtok_input", "usd_per_mtok_output", "prefix_hit",
     "grid", "gpu_s_per_token_prefill", "gpu_s_per_token_decode",
+    "arrival_rate_per_s", "in_flight", "utilisation", "prefill_utilisation", "ttft_p90_ms",
 )  # fmt: skip
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
@@ -165,8 +166,8 @@ def results_of(
         "idle_gpus": gpus - rows.tp * rows.pp * rows.dp,
         "concurrency": rows.concurrency,
         "batch_per_replica": fitted.batch,
-        "isl": rows.isl,
-        "osl": rows.osl,
+        "isl": np.round(rows.isl),
+        "osl": np.round(rows.osl),
         "ttft_ms": priced.ttft / MS,
         "queue_ms": priced.ttft * 0.0,
         "tpot_ms": priced.tpot / MS,
@@ -201,6 +202,8 @@ def results_of(
         "grid": texts([plan.grid or None for plan in plans], len(plans))[which],
         "gpu_s_per_token_prefill": chip_seconds / priced.mfu_prefill,
         "gpu_s_per_token_decode": chip_seconds / priced.mfu_decode,
+        **dict.fromkeys(("arrival_rate_per_s", "in_flight", "utilisation", "prefill_utilisation"), nan),
+        "ttft_p90_ms": priced.ttft_p90 / MS,
     }
     return Results(columns, _by_bound(priced.ttft_parts), _by_bound(priced.tpot_parts))
 

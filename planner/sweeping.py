@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from planner.errors import InputError, PlannerError
 from planner.plans.space import Filters
 from planner.ranking import rank
-from planner.request import MOST, OBJECTIVES, Limits, Request, check
+from planner.request import MOST, OBJECTIVES, Limits, Request, check, chips_for
 from planner.results import COLUMNS
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.dtypes import kv_dtype, weight_dtype
@@ -23,11 +23,15 @@ from planner.specs.workload import Workload
 Value = TypeVar("Value", str, int)
 
 AXES: dict[str, Any] = {
-    "model": None, "hardware": "h100", "engine": None, "gpus": 8, "isl": 1024, "osl": 256, "concurrency": None,
-    "weights": None, "kv_cache": None, "objective": "latency",
+    "model": None, "hardware": "h100", "engine": None, "gpus": None, "isl": 1024, "osl": 256, "concurrency": None,
+    "arrival_rate": None, "weights": None, "kv_cache": None, "objective": "latency",
 }  # fmt: skip
 """Options that a sweep takes lists for, outermost first, with what `plan` takes where they are not given."""
 NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency"))
+RATES = frozenset(("arrival_rate",))
+"""Axes of numbers that need not be whole."""
+COLUMN_OF = {"arrival_rate": "arrival_rate_per_s"}
+"""The result column of an axis, where it is not called the same."""
 ASKED = "asked"
 COLUMNS_OF_SWEEP = (*COLUMNS, ASKED)
 """The result columns, and behind them the command that gives a row's point alone."""
@@ -72,6 +76,29 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def rates(text: str, option: str) -> tuple[float, ...]:
+    """The numbers of a comma list, whole or not, and ranges of whole ones as `whole_numbers` has them.
+
+    Raises:
+        InputError: no number, or none above 0.
+    """
+    found: dict[float, None] = {}
+    for part in words(text, option):
+        if ":" in part:
+            found.update(dict.fromkeys(map(float, whole_numbers(part, option))))
+            continue
+        try:
+            value = float(part)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= MOST:
+            raise InputError(
+                f"{option}: expected numbers above 0 joined by commas, or ranges as 8:64:8 or 1:256:x2, found {part!r}"
+            )
+        found[value] = None
+    return tuple(found)
+
+
 def _range(match: re.Match[str], option: str) -> Sequence[int]:
     first, last, step = (int(match[name]) for name in ("first", "last", "step"))
     least = 2 if match["times"] else 1
@@ -106,6 +133,8 @@ class Sweep(NamedTuple):
     """The options that all points share, as they are typed; "" = none."""
     top: int
     """Rows of each point; 0 = all."""
+    max_gpus: int | None = None
+    """Where the fewest chips are sought, how many are looked at; none = MOST_CHIPS, if they are sought at all."""
 
     @classmethod
     def of(
@@ -121,6 +150,7 @@ class Sweep(NamedTuple):
         max_num_batched_tokens: int | None = None,
         shared: str = "",
         top: int = 1,
+        max_gpus: int | None = None,
     ) -> Sweep:
         """A sweep whose every file is read and whose every value is known, so that nothing is left to fail but plans.
 
@@ -135,6 +165,7 @@ class Sweep(NamedTuple):
             max_num_batched_tokens: likewise.
             shared: all of these, as they are typed.
             top: rows of each point; 0 = all.
+            max_gpus: where `gpus` is no axis and the fewest chips are sought, how many are looked at.
 
         Raises:
             InputError: an unknown name or word, no model, too many points, or a request that makes no sense at any.
@@ -153,10 +184,10 @@ class Sweep(NamedTuple):
         }
         machine, software = machines[lists["hardware"][0], lists["engine"][0]]
         base = Request(
-            models[lists["model"][0]], machine, software, lists["gpus"][0], workload, lists["objective"][0],
+            models[lists["model"][0]], machine, software, 1, workload, lists["objective"][0],
             limits, filters, price, slice,
         )  # fmt: skip
-        sweep = cls(lists, base, models, machines, shared, top)
+        sweep = cls(lists, base, models, machines, shared, top, max_gpus)
         sweep._check()
         return sweep
 
@@ -182,21 +213,35 @@ class Sweep(NamedTuple):
             index, place = divmod(index, len(self.axes[name]))
             chosen[name] = self.axes[name][place]
         hardware, engine = self.machines[chosen["hardware"], chosen["engine"]]
-        work = {name: chosen[name] for name in ("isl", "osl", "concurrency", "weights", "kv_cache")}
+        work = {name: chosen[name] for name in ("isl", "osl", "concurrency", "arrival_rate", "weights", "kv_cache")}
+        base = self.base.workload
+        if base.lengths is not None:  # which has the means, too
+            work |= {"isl": base.isl, "osl": base.osl}
+        workload = base._replace(**work)
+        gpus, fewest = chips_for(
+            chosen["gpus"], self.max_gpus, self.base.limits, workload.arrival_rate, self.base.slice
+        )
         request = self.base._replace(
             model=self.models[chosen["model"]],
             hardware=hardware,
             engine=engine,
-            gpus=chosen["gpus"],
+            gpus=gpus,
             objective=chosen["objective"],
-            workload=self.base.workload._replace(**work),
+            workload=workload,
+            fewest=fewest,
         )
         return Point(request, self._asked({name: chosen[name] for name in AXES}))
 
     def _asked(self, chosen: Mapping[str, Any]) -> str:
         """The command of a point: what `plan` takes anyway is left out, so that equal questions are equal texts."""
+        rate, base = chosen["arrival_rate"], self.base
+        if chosen["gpus"] is not None and chips_for(None, None, base.limits, rate, base.slice) == (
+            chosen["gpus"],
+            False,
+        ):
+            chosen = {**chosen, "gpus": None}
         given = [
-            f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+            f"--{name.replace('_', '-')} {shlex.quote(f'{value:g}' if isinstance(value, float) else str(value))}"
             for name, value in chosen.items()
             if value != AXES[name]
         ]
@@ -227,11 +272,12 @@ def _failed(point: Point, reason: str) -> dict[str, Any]:
         "schedule": work.schedule,
         "weights": work.weights,
         "kv_cache": work.kv_cache,
-        "gpus": request.gpus,
+        "gpus": None if request.fewest else request.gpus,
         "isl": work.isl,
         "osl": work.osl,
         "prefix_hit": work.prefix_hit,
         "concurrency": work.concurrency,
+        "arrival_rate_per_s": work.arrival_rate,
         "error": reason,
         ASKED: point.asked,
     }

@@ -15,6 +15,7 @@ from planner.explaining.comparison import Candidate, candidate, contest, ranges,
 from planner.plans.plan import Plan
 from planner.report import compare as report
 from planner.report import tabular
+from planner.request import chips_for
 
 MOST = 4
 Labels = Annotated[
@@ -29,7 +30,10 @@ Engines = Annotated[
     str | None, typer.Option("--engine", metavar="NAME,...", help="Engine, or several; default: the hardware file's.")
 ]
 Gpus = Annotated[
-    int | None, typer.Option("--gpus", "--chips", min=1, help="Chips paid for; default: those of each plan, else 8.")
+    int | None,
+    typer.Option(
+        "--gpus", "--chips", min=1, help="Chips paid for; default: those of each plan; else 8, or the fewest that do."
+    ),
 ]
 Weights = Annotated[
     str | None, typer.Option("--weights", metavar="DTYPE,...", help="Dtype of the weights, or several.")
@@ -50,9 +54,11 @@ def run(
     engine: Engines = None,
     gpus: Gpus = None,
     objective: opt.Objective = "latency",
-    isl: opt.Isl = 1024,
-    osl: opt.Osl = 256,
+    isl: opt.IslOrSpread = "1024",
+    osl: opt.OslOrSpread = "256",
+    lengths: opt.Lengths = None,
     concurrency: opt.Concurrency = None,
+    arrival_rate: opt.ArrivalRate = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
     weights: Weights = None,
@@ -94,7 +100,7 @@ def run(
     one leads. Examples: plan compare TP8 TP4xDP2 --model llama3-70b --gpus 8;
     plan compare --plan TP8 --hardware h100,h200 --model llama3-70b
     """
-    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     if not model:
         raise InputError("no model: give --model")
@@ -127,8 +133,10 @@ def run(
             name or "",
             chip or "",
             software,
-            gpus or (8 if wanted is None else wanted.chips),
-            workload_of(isl, osl, concurrency, schedule, stored, cache, max_context, arrivals, prefix_hit),
+            chips_for(gpus if wanted is None else gpus or wanted.chips, None, limits, arrival_rate, slice_),
+            workload_of(
+                isl, osl, concurrency, schedule, stored, cache, max_context, arrivals, prefix_hit, arrival_rate, lengths
+            ),
             objective,
             limits,
             chosen,

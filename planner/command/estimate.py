@@ -23,6 +23,7 @@ from planner.results import COLUMNS, Results
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
+from planner.specs.lengths import lengths_of
 
 Machine = tuple[Hardware, Engine]
 Points = Annotated[
@@ -72,8 +73,9 @@ def run(
     prefill_ffn: opt.PrefillFfn = None,
     grid: opt.Grid = None,
     objective: opt.Objective = "latency",
-    isl: opt.Isl = 1024,
-    osl: opt.Osl = 256,
+    isl: opt.IslOrSpread = "1024",
+    osl: opt.OslOrSpread = "256",
+    lengths: opt.Lengths = None,
     concurrency: opt.Concurrency = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
@@ -102,7 +104,7 @@ def run(
     version: opt.Version = False,
 ) -> None:
     """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses."""
-    opt.check_targets(csv, json, ("--placement-svg", placement_svg), specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--placement-svg", placement_svg), specs=(model, hardware, engine, lengths))
     opt.check_pages(None, placement_svg)
     check_prefix_hit("--prefix-hit", prefix_hit)
     outputs = (("--csv", csv), ("--json", json), ("--placement-svg", placement_svg))
@@ -110,7 +112,7 @@ def run(
     given: dict[str, Any] = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,
         "dp": dp, "ep": ep, "cp": cp, "attention": attention, "prefill_attention": prefill_attention, "ffn": ffn,
-        "prefill_ffn": prefill_ffn, "grid": grid, "objective": objective, "isl": isl, "osl": osl,
+        "prefill_ffn": prefill_ffn, "grid": grid, "objective": objective, **_lengths(isl, osl, lengths),
         "concurrency": concurrency,
         "schedule": schedule, "arrivals": arrivals, "weights": weights, "kv_cache": kv_cache,
         "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
@@ -156,6 +158,14 @@ def run(
     )
     if as_table:
         _print_one(results, (load_machine(hardware, engine)[0], _engine(given)), placement, slice_)
+
+
+def _lengths(isl: str, osl: str, lengths: str | None) -> dict[str, Any]:
+    """The options of a point that say how long requests are: two numbers, or `lengths` in their place."""
+    found = lengths_of(isl, osl, lengths)
+    if found.lengths is None and lengths is None:
+        return {"isl": found.isl, "osl": found.osl}
+    return {"isl": None, "osl": None, "lengths": lengths or f"{isl}/{osl}"}
 
 
 def _check_placement(

@@ -27,12 +27,49 @@ Hardware = Annotated[
 Engine = Annotated[
     str | None, typer.Option("--engine", metavar="NAME|FILE", help="Engine; default: the hardware file's.")
 ]
-Gpus = Annotated[int, typer.Option("--gpus", "--chips", min=1, help="Chips there are (and are paid for).")]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        "--chips",
+        min=1,
+        help="Chips there are (and are paid for); default 8; under a limit on time or an arrival rate the fewest.",
+    ),
+]
+MaxGpus = Annotated[
+    int | None,
+    typer.Option("--max-gpus", min=1, help="Without --gpus: look for the fewest chips, up to so many [1024]."),
+]
+ArrivalRate = Annotated[
+    float | None,
+    typer.Option(
+        "--arrival-rate",
+        metavar="REQUESTS/S",
+        help="Requests per second that come to the whole deployment, in the place of --concurrency.",
+    ),
+]
 SomeGpus = Annotated[
     int | None, typer.Option("--gpus", "--chips", min=1, help="Chips paid for; default: those the plan uses.")
 ]
 Isl = Annotated[int, typer.Option("--isl", min=1, help="Tokens of a prompt.")]
 Osl = Annotated[int, typer.Option("--osl", min=1, help="Tokens of an answer.")]
+IslOrSpread = Annotated[
+    str,
+    typer.Option(
+        "--isl", metavar="TOKENS|MEAN,P90", help="Tokens of a prompt; MEAN,P90: they differ, as a log-normal does."
+    ),
+]
+OslOrSpread = Annotated[
+    str, typer.Option("--osl", metavar="TOKENS|MEAN,P90", help="Tokens of an answer; MEAN,P90 likewise.")
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        "--lengths",
+        metavar="FILE|ISL/OSL",
+        help="CSV of requests: isl, osl, perhaps weight; or 1000,3000/256. In the place of --isl and --osl.",
+    ),
+]
 Concurrency = Annotated[
     int | None,
     typer.Option(
@@ -75,9 +112,16 @@ PrefixHit = Annotated[
     float, typer.Option("--prefix-hit", metavar="SHARE", help="Share of a prompt whose KV is cached, as 0.6.")
 ]
 Objective = Annotated[str, typer.Option("--objective", metavar="GOAL", help="latency, ttft, tpot, throughput or cost.")]
-MaxTtft = Annotated[float | None, typer.Option("--max-ttft", metavar="MS", help="Highest time to first token.")]
+MaxTtft = Annotated[
+    float | None,
+    typer.Option(
+        "--max-ttft", metavar="MS", help="Highest time to first token, with the wait where requests arrive at a rate."
+    ),
+]
 MaxTpot = Annotated[float | None, typer.Option("--max-tpot", metavar="MS", help="Highest time per output token.")]
-MaxLatency = Annotated[float | None, typer.Option("--max-latency", metavar="MS", help="Highest latency of a request.")]
+MaxLatency = Annotated[
+    float | None, typer.Option("--max-latency", metavar="MS", help="Highest latency of a request, likewise.")
+]
 Price = Annotated[
     float | None, typer.Option("--price", metavar="$", help="Dollars per chip and hour; default: the hardware file's.")
 ]

@@ -21,8 +21,9 @@ from planner.errors import InputError, NoPlanError, PlannerError, StoppedError
 from planner.report import tabular
 from planner.report.figures import plural
 from planner.report.progress import Progress
+from planner.specs.lengths import lengths_of
 from planner.specs.workload import ARRIVALS, SCHEDULES, Arrivals, Schedule, Workload
-from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, Sweep, finished, whole_numbers, words
+from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, RATES, Sweep, finished, rates, whole_numbers, words
 
 Row = dict[str, Any]
 _PATIENCE = 0.1  # seconds until an interrupt is looked for while a point is ranked
@@ -37,8 +38,24 @@ Machines = Annotated[str, typer.Option("--hardware", "-H", metavar="NAME|FILE,..
 Engines = Annotated[
     str | None, typer.Option("--engine", metavar="NAME|FILE,...", help="Engines; default: the hardware file's.")
 ]
-Chips = Annotated[str, typer.Option("--gpus", "--chips", metavar="N,...", help="Chips there are (and are paid for).")]
-Isls = Annotated[str, typer.Option("--isl", metavar="N,...", help="Tokens of a prompt.")]
+Chips = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        "--chips",
+        metavar="N,...",
+        help="Chips there are (and are paid for); default 8, under a limit on time or an arrival rate the fewest.",
+    ),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        "--arrival-rate",
+        metavar="R,...",
+        help="Requests per second that come to the whole deployment, in the place of --concurrency.",
+    ),
+]
+Isls = Annotated[str, typer.Option("--isl", metavar="N,...", help="Tokens of a prompt; differing ones: --lengths.")]
 Osls = Annotated[str, typer.Option("--osl", metavar="N,...", help="Tokens of an answer.")]
 Loads = Annotated[
     str | None,
@@ -85,13 +102,16 @@ def run(
     model: Models,
     hardware: Machines = "h100",
     engine: Engines = None,
-    gpus: Chips = "8",
+    gpus: Chips = None,
     isl: Isls = "1024",
     osl: Osls = "256",
+    lengths: opt.Lengths = None,
     concurrency: Loads = None,
+    arrival_rate: Rates = None,
     weights: AllWeights = None,
     kv_cache: KvCaches = None,
     objective: Objectives = "latency",
+    max_gpus: opt.MaxGpus = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
     max_context: opt.MaxContext = None,
@@ -132,11 +152,12 @@ def run(
     debug: opt.Debug = False,
 ) -> None:
     """Rank anew for every combination of some models, chips, lengths, loads, dtypes and goals."""
-    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,
-        "concurrency": concurrency, "weights": weights, "kv_cache": kv_cache, "objective": objective,
+        "concurrency": concurrency, "arrival_rate": arrival_rate, "weights": weights, "kv_cache": kv_cache,
+        "objective": objective,
     }  # fmt: skip
     sweep = Sweep.of(
         {name: _values(name, text) for name, text in given.items() if text is not None},
@@ -145,6 +166,7 @@ def run(
             arrivals=cast("Arrivals | None", arrivals and opt.choice(arrivals, "--arrivals", ARRIVALS)),
             max_context=max_context,
             prefix_hit=prefix_hit,
+            **_lengths(isl, osl, lengths),
         ),
         limits=limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
         filters=filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid),
@@ -154,6 +176,7 @@ def run(
         max_num_batched_tokens=max_num_batched_tokens,
         shared=_shared(context),
         top=top,
+        max_gpus=max_gpus,
     )
     tabular.check_writable(json)
     if plot is not None:
@@ -191,8 +214,15 @@ def _picture(rows: Sequence[Row], sweep: Sweep, plot: str | None) -> bytes:
     return sweep_plot(rows, sweep.axes, str(plot))
 
 
+def _lengths(isl: str, osl: str, lengths: str | None) -> dict[str, Any]:
+    """What of a workload --lengths says."""
+    return {} if lengths is None else lengths_of(isl, osl, lengths)._asdict()
+
+
 def _values(name: str, text: str) -> tuple[Any, ...]:
     option = f"--{name.replace('_', '-')}"
+    if name in RATES:
+        return rates(text, option)
     return whole_numbers(text, option) if name in NUMBERS else words(text, option)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.costs.collectives import Network
 from planner.costs.layers import Formats, Pass, Structure, causal_pairs
 from planner.costs.memory import Budget, Room, cached_tokens, held_tokens, needed_tokens, room
-from planner.costs.roofline import Parts, plus
+from planner.costs.roofline import Parts, averaged, plus
 from planner.costs.step import PassTime, Replica, pass_time
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
@@ -24,6 +24,7 @@ from planner.plans.plan import Plan
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
+from planner.specs.lengths import Lengths
 from planner.specs.model import Model
 from planner.specs.workload import Arrivals, Schedule
 from planner.units import US
@@ -48,6 +49,9 @@ class Setting(NamedTuple):
     schedule: Schedule = "continuous"
     arrivals: Arrivals = "steady"
     usd_per_chip_hour: float | None = None
+    lengths: Lengths | None = None
+    mean_load: bool = False
+    """Batches are means over time, which need not be whole: so are microbatches then."""
 
 
 def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | None, kv_cache: str | None) -> Formats:
@@ -140,7 +144,8 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     space: Room = room(
         setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure, setting.budget
     )
-    needed = needed_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    isl, osl = (rows.isl, rows.osl) if setting.lengths is None else setting.lengths.seen(rows.isl, rows.osl)
+    needed = needed_tokens(setting.engine, isl, osl, rows.max_context)
     held_at_most = space.requests(needed)
     most = np.minimum(held_at_most, setting.engine.scheduler.max_sequences)
     batch = np.ceil(rows.concurrency / rows.dp)
@@ -148,7 +153,7 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     if clip:
         batch = np.minimum(batch, np.maximum(most, 0.0))
         running = np.minimum(running, batch * rows.dp)
-    held = held_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    held = held_tokens(setting.engine, isl, osl, rows.max_context)
     weights, kv, other = space.fullest(held, batch)
     every = np.ones_like(rows.tp)
     return Fit(
@@ -180,10 +185,19 @@ class Estimates(NamedTuple):
     tpot_parts: Parts
     prefill_share: Array
     """Of the time in which requests are served, what prompts take (b E); decode steps take the rest."""
+    prompt: Array
+    """Seconds that one prompt takes of its replica (E), of the slowest stage in a pipeline."""
+    prompt_variation: Array
+    """Squared coefficient of variation of E over the lengths of prompts."""
+    ttft_p90: Array
+    """TTFT of the prompt that nine tenths are no longer than; NaN where lengths do not differ, or more than lengths
+    decide."""
 
 
 def price(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
     """Latency and throughput of every row, in blocks; rows whose batch is 0 come out as NaN."""
+    if setting.lengths is not None:
+        return _price_lengths(setting, rows, fitted, setting.lengths)
     blocks = []
     for start in range(0, rows.length, BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, rows.length)
@@ -199,7 +213,58 @@ def itemise(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
     Items of the decode step itself (D) are in the phase STEP, a request's own iterations in OWN, what other prompts
     add to TTFT or TPOT in OTHERS, what a prompt waits for before its first iteration in JOIN. All rows are one block.
     """
+    if setting.lengths is not None:
+        return _price_lengths(setting, rows, fitted, setting.lengths, itemised=True)
     return _price_block(setting, rows, fitted.batch, fitted.running, itemised=True)
+
+
+def _price_lengths(setting: Setting, rows: Rows, fitted: Fit, lengths: Lengths, itemised: bool = False) -> Estimates:
+    """Rows whose requests differ in length: the mean over some lengths of prompts, all beside the same decodes.
+
+    A request waits for prompts of any length and answers at the context that a batch has on average, so that all that
+    depends on its own prompt is linear in what that takes.
+    """
+    ratios, weights = (np.array(column) for column in zip(*lengths.prompts, (lengths.p90, 0.0), strict=True))
+    seen_isl, seen_osl = lengths.seen(rows.isl, rows.osl)
+    context = seen_isl + seen_osl / 2
+    several, each = [], max(1, BLOCK_ROWS // len(ratios))
+    for start in range(0, rows.length, rows.length if itemised else each):
+        stop = rows.length if itemised else min(start + each, rows.length)
+        index = np.repeat(np.arange(start, stop), len(ratios))
+        apart = Rows(*(column[index] for column in rows))
+        apart = apart._replace(isl=apart.isl * np.tile(ratios, stop - start))
+        found = _price_block(setting, apart, fitted.batch[index], fitted.running[index], itemised, context[index])
+        several.append(_averaged(setting, found, rows.part(start, stop), weights))
+    return several[0] if len(several) == 1 else _joined(several)
+
+
+def _averaged(setting: Setting, found: Estimates, rows: Rows, weights: Array) -> Estimates:
+    """Means over the lengths of prompts: of what divides by a time the mean time counts."""
+
+    def mean(values: Array) -> Array:
+        return np.asarray(averaged(values, weights))
+
+    prompt = mean(found.prompt)
+    left = np.where(found.prefill_share < 1, 1 - found.prefill_share, 1.0)
+    against = mean(found.prefill_share / left)  # prompts, in times of the decode steps, which all lengths share
+    by_length = setting.arrivals == "steady"  # in waves the stall of others is in TTFT too
+    longer = found.ttft.reshape(-1, len(weights))[:, -1]
+    return Estimates(
+        batch=mean(found.batch),
+        running=mean(found.running),
+        ttft=mean(found.ttft),
+        tpot=mean(found.tpot),
+        latency=mean(found.latency),
+        requests_per_s=1 / mean(1 / found.requests_per_s),
+        mfu_prefill=mean(found.mfu_prefill * found.ttft) / mean(found.ttft),
+        mfu_decode=mean(found.mfu_decode),
+        ttft_parts=found.ttft_parts.averaged(weights),
+        tpot_parts=found.tpot_parts.averaged(weights),
+        prefill_share=np.where(rows.osl > 1, against / (1 + against), mean(found.prefill_share)),
+        prompt=prompt,
+        prompt_variation=np.maximum(0.0, mean(found.prompt**2) / prompt**2 - 1),
+        ttft_p90=np.where((rows.osl > 1) & by_length, longer, np.nan),
+    )
 
 
 def _joined(blocks: list[Estimates]) -> Estimates:
@@ -229,23 +294,34 @@ def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
     )
 
 
-def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, itemised: bool = False) -> Estimates:
+def _price_block(
+    setting: Setting,
+    rows: Rows,
+    batch: Array,
+    running: Array,
+    itemised: bool = False,
+    context: Array | None = None,
+) -> Estimates:
+    """Rows of one length each, decodes at a context: none = that of requests half through their answers."""
     replica = _replica(setting, rows, itemised)
     runs = batch >= 1
     b = np.where(runs, batch, 1.0)
     whole = setting.engine.scheduler.microbatches == "whole"
     microbatches = np.ones_like(b) if whole else np.minimum(rows.pp, b)
-    micro = np.ceil(b / microbatches)
-    decode = pass_time(replica, Pass(micro, rows.isl + rows.osl / 2))
+    micro = _microbatch(setting.mean_load, b, microbatches)
+    context = rows.isl + rows.osl / 2 if context is None else context
+    decode = pass_time(replica, Pass(micro, context))
     step = _pipelined(decode, microbatches).within(STEP)
     answers = rows.osl > 1
     after = np.where(answers, rows.osl - 1, 1.0)
     if setting.schedule == "static":
         ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
         ttft = ttft.within(OWN)
-        own, tpot, stalled = ttft, step, 0.0
+        own, tpot, stalled, occupied = ttft, step, 0.0, ttft.total
     else:
-        own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
+        own, prefill_rows, passes, replaced, occupied = _continuous_prefill(
+            replica, rows, b, micro, microbatches, decode, context
+        )
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
         stalled = stall.total
         seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
@@ -276,7 +352,16 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         ttft_parts=ttft.over(rows.length),
         tpot_parts=tpot.over(rows.length),
         prefill_share=prompts / (prompts + (rows.osl - 1) * step.total) * empty,
+        prompt=plus(occupied, stalled) / b * empty,
+        prompt_variation=np.zeros(rows.length),
+        ttft_p90=np.full(rows.length, np.nan),
     )
+
+
+def _microbatch(mean_load: bool, batch: Array, microbatches: Array) -> Array:
+    """Requests of a microbatch: the fullest one of a batch, or the mean where the batch is a mean."""
+    each = batch / microbatches
+    return each if mean_load else np.ceil(each)
 
 
 def _pipelined(time: PassTime, microbatches: Array) -> Parts:
@@ -286,19 +371,18 @@ def _pipelined(time: PassTime, microbatches: Array) -> Parts:
 
 
 def _continuous_prefill(
-    replica: Replica, rows: Rows, b: Array, microbatches: Array, decode: PassTime
-) -> tuple[Parts, Array, Parts, Parts]:
-    """(a prompt's own iterations, rows they process, those of all other prompts, the decode steps these replace).
+    replica: Replica, rows: Rows, b: Array, micro: Array, microbatches: Array, decode: PassTime, context: Array
+) -> tuple[Parts, Array, Parts, Parts, Num]:
+    """(a prompt's own iterations, rows they process, those of all other prompts, decode steps these replace, occupied).
 
     Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
     replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
     Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
+    Occupied is the time until the next prompt can follow, which in a pipeline is less than the way through all stages.
     Cached tokens are a chunk that is done already: none is computed, all are attended to and so read back.
     """
-    micro = np.ceil(b / microbatches)
     scheduler, window = replica.engine.scheduler, replica.model.attention.window
     mixed = scheduler.prefill == "mixed"
-    context = rows.isl + rows.osl / 2
     cached = _cached(replica, rows)
     fresh = plus(rows.isl, cached * -1.0)
     waiting = np.maximum(1.0, micro / rows.osl)  # prompts that come in the time of one pass
@@ -337,11 +421,11 @@ def _continuous_prefill(
     turns = np.maximum(b - packed, 0.0) / packed  # passes of other prompts while this one is served
     passes = slowest * turns
     if not mixed:
-        return own, processed, passes, Parts()
+        return own, processed, passes, Parts(), slowest.total
     steps = np.minimum(iterations * turns, (rows.osl - 1) * microbatches)
     replaced = decode.slowest * steps
     # prompts of a few tokens can cost less than the decode steps they replace, but no step is gained by them
-    return own, processed, passes.where(passes.total > replaced.total, replaced), replaced
+    return own, processed, passes.where(passes.total > replaced.total, replaced), replaced, slowest.total
 
 
 def _behind(full: PassTime, longest: PassTime, passes: Array, final: PassTime) -> Parts:

@@ -11,7 +11,7 @@ from planner.explaining.breakdown import Breakdown, Item, Times, floored, summed
 from planner.explaining.changes import OPEN_TO_ALL, Effect
 from planner.explaining.difference import Line, brought_together, lines
 from planner.ranking import error_bar
-from planner.report.figures import plural, prompt, short
+from planner.report.figures import load, plural, prompt, short
 from planner.report.placement import print_placement
 from planner.report.table import COLOURS, Column, lay_out, paragraphs, show, width
 from planner.report.why import batching, extrapolated
@@ -133,7 +133,7 @@ def headline(found: Explanation) -> str:
     return (
         f"{request.model.name} {plan.plan.label}{place} on {request.gpus} x {request.hardware.name}, "
         f"{request.engine.name} {request.engine.version}, {row['weights']} weights, {row['kv_cache']} KV; "
-        f"{prompt(work.isl, work.prefix_hit)}, {work.osl} out, concurrency {row['concurrency']}, {batching(row)}: "
+        f"{prompt(work)}, {load(work, row['concurrency'])}, {batching(row)}: "
         f"{short(row['latency_ms'])} ms a request = {made}{goal}."
     )
 
@@ -300,8 +300,9 @@ def _print_difference(plan: Breakdown, rival: Breakdown) -> None:
         f"{'more' if ahead else 'less'} ({signed(theirs)} against {signed(ours)} {plan.goal.unit})"
     )
     loads = plan.row["concurrency"], rival.row["concurrency"]
+    best = "best " if plan.request.searches else ""
     if loads[0] != loads[1]:
-        text += f", each at its best load ({loads[1]} against {loads[0]} requests)"
+        text += f", each at its {best}load ({loads[1]} against {loads[0]} requests)"
     show(paragraphs([f"{text}.{tied(abs(theirs / ours - 1), plan)}"]))
     print_lines(brought_together(lines([plan, rival]), LEAST * ours), [plan.plan.label, rival.plan.label])
 

@@ -23,7 +23,6 @@ from planner.plans.placement import Placement
 from planner.plans.plan import grid_axes
 from planner.pricing import setting_of
 from planner.ranking import Ranking
-from planner.request import SEARCHED
 from planner.results import Results
 from planner.sensitivity.constants import PHASES, Constant, scaled
 from planner.specs.hardware import Hardware
@@ -94,7 +93,7 @@ class Field(NamedTuple):
         groups: list[_Group] = []
         traffic: list[_Traffic] = []
         full = np.zeros(len(index), dtype=bool)
-        searched = request.workload.concurrency is None and request.objective in SEARCHED
+        searched = request.searches
         for structure in dict.fromkeys(structures):
             places = np.flatnonzero([each == structure for each in structures])
             setting = setting_of(request, ranking.placement, Structure(*structure))
