@@ -10,6 +10,7 @@ from planner.plans.space import Filters
 from planner.ranking import rank
 from planner.request import Limits, Objective, Request, check_number
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import speculation_of
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
 
@@ -32,6 +33,9 @@ def plan(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     prefix_hit: float = 0.0,
+    spec_tokens: int | None = None,
+    spec_accept: float | None = None,
+    draft: str | None = None,
     max_ttft_ms: float | None = None,
     max_tpot_ms: float | None = None,
     max_latency_ms: float | None = None,
@@ -52,6 +56,8 @@ def plan(
         NoPlanError: no plan satisfies the request.
     """
     machine, software = load_machine(hardware, engine)
+    target = load_model(model)
+    speculation = speculation_of(spec_tokens, spec_accept, draft, target)
 
     def seconds(name: str, value: float | None) -> float | None:
         if value is None:
@@ -61,11 +67,13 @@ def plan(
 
     return rank(
         Request(
-            load_model(model),
+            target,
             machine,
             software.limited(max_num_seqs, max_num_batched_tokens),
             gpus,
-            Workload(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit),
+            Workload(
+                isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit, speculation
+            ),
             objective,
             Limits(
                 seconds("max-ttft", max_ttft_ms),

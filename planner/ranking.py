@@ -151,7 +151,7 @@ def error_bar(request: Request) -> float:
     work = request.workload
     formats = formats_of(request.model, request.hardware, request.engine, work.weights, work.kv_cache)
     known = stands_on_measurements(request.hardware, request.engine, formats.compute)
-    return MEASURED_ERROR if known else ASSUMED_ERROR
+    return MEASURED_ERROR if known and work.speculation is None else ASSUMED_ERROR
 
 
 def _ties(results: Results, objective: str, error: float) -> NDArray[np.object_]:

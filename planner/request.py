@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from planner.errors import InputError
 from planner.plans.plan import FFN
 from planner.plans.space import Filters
+from planner.specs.drafts import check_accept, check_tokens
 from planner.specs.engine import ATTENTION, Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
@@ -79,6 +80,9 @@ def check(request: Request) -> None:
     _check_positive("memory-fraction", limits.memory_fraction)
     check_memory(limits)
     check_prefix_hit("--prefix-hit", work.prefix_hit)
+    if work.speculation is not None:
+        check_tokens("--spec-tokens", work.speculation.tokens)
+        check_accept("--spec-accept", work.speculation.accept)
     for name, text in {"weights": work.weights, "kv-cache": work.kv_cache, "slice": request.slice}.items():
         if text is not None and not isinstance(text, str):
             raise InputError(f"--{name} must be a text, found {text!r}")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.costs.roofline import BOUNDS, Parts
 from planner.costs.serving import Estimates, Fit, Rows, Setting
+from planner.costs.speculation import tokens_per_step
 from planner.extrapolation import beyond, unmeasured
 from planner.plans.plan import Plan
 from planner.units import GIB, HOUR, MS
@@ -23,10 +24,11 @@ COLUMNS = (
     "gpu_s_per_token", "mfu_prefill", "mfu_decode", "weights_gib", "kv_gib", "other_gib", "memory_gib",
     "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error", "flips_if",
     "engine_version", "extrapolates", "assumed", "arrivals", "usd_per_mtok_input", "usd_per_mtok_output", "prefix_hit",
+    "spec_tokens", "spec_accept", "tokens_per_step",
 )  # fmt: skip
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
-    "kv_capacity_tokens", "max_concurrency",
+    "kv_capacity_tokens", "max_concurrency", "spec_tokens",
 ))  # fmt: skip
 """Columns of whole numbers."""
 TEXTS = frozenset((
@@ -193,8 +195,22 @@ def results_of(
         "usd_per_mtok_input": for_prompts * rows.osl / rows.isl,
         "usd_per_mtok_output": dollars - for_prompts,
         "prefix_hit": rows.prefix_hit,
+        **_speculation(setting, rows),
     }
     return Results(columns, _by_bound(priced.ttft_parts), _by_bound(priced.tpot_parts))
+
+
+def _speculation(setting: Setting, rows: Rows) -> dict[str, Column]:
+    """Drafted tokens, the share accepted, and tokens that a step yields; not applicable where nothing is drafted."""
+    if setting.drafting is None:
+        nothing = np.full(rows.length, np.nan)
+        return {"spec_tokens": nothing, "spec_accept": nothing, "tokens_per_step": nothing}
+    drafts = rows.spec_tokens > 0
+    return {
+        "spec_tokens": np.where(drafts, rows.spec_tokens, np.nan),
+        "spec_accept": np.where(drafts, rows.spec_accept, np.nan),
+        "tokens_per_step": np.where(drafts, tokens_per_step(rows.spec_tokens, rows.spec_accept), np.nan),
+    }
 
 
 def _by_bound(parts: Parts) -> dict[str, Column]:

@@ -21,6 +21,7 @@ from planner.report.figures import short
 from planner.request import TIMES, check_prefix_hit
 from planner.results import COLUMNS, Results
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import check_asked
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 
@@ -82,6 +83,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: opt.SpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -102,6 +106,7 @@ def run(
     """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses."""
     opt.check_targets(csv, json, specs=(model, hardware, engine))
     check_prefix_hit("--prefix-hit", prefix_hit)
+    check_asked(spec_tokens, spec_accept)
     opt.check_apart((("--csv", csv), ("--json", json)), [points, *(against or [])])
     given: dict[str, Any] = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,
@@ -111,6 +116,7 @@ def run(
         "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
         "memory_fraction": opt.above_zero(memory_fraction, "--memory-fraction"), "slice": slice_,
         "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "prefix_hit": prefix_hit,
+        "spec_tokens": spec_tokens, "spec_accept": spec_accept, "draft": draft,
     }  # fmt: skip
     limits = {
         name: limit

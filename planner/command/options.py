@@ -74,6 +74,19 @@ MaxNumBatchedTokens = Annotated[
 PrefixHit = Annotated[
     float, typer.Option("--prefix-hit", metavar="SHARE", help="Share of a prompt whose KV is cached, as 0.6.")
 ]
+SpecTokens = Annotated[
+    int | None, typer.Option("--spec-tokens", metavar="N", help="Tokens drafted a step (speculative decoding).")
+]
+SpecAccept = Annotated[
+    float | None,
+    typer.Option("--spec-accept", metavar="SHARE", help="Share of drafted tokens that are accepted, as 0.7."),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", metavar="mtp|ngram|NAME|FILE", help="What drafts; default: the model's prediction modules (mtp)."
+    ),
+]
 Objective = Annotated[str, typer.Option("--objective", metavar="GOAL", help="latency, ttft, tpot, throughput or cost.")]
 MaxTtft = Annotated[float | None, typer.Option("--max-ttft", metavar="MS", help="Highest time to first token.")]
 MaxTpot = Annotated[float | None, typer.Option("--max-tpot", metavar="MS", help="Highest time per output token.")]

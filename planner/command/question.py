@@ -9,10 +9,13 @@ from planner.plans.plan import FFN
 from planner.plans.space import Filters
 from planner.request import Limits, Objective, Request
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import speculation_of
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import ATTENTION
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
+
+Drafted = tuple[int | None, float | None, str | None]
 
 
 def request_of(
@@ -28,11 +31,13 @@ def request_of(
     slice_: str | None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    drafted: Drafted = (None, None, None),
 ) -> Request:
-    """The request for one model on one machine.
+    """The request for one model on one machine; `drafted` is --spec-tokens, --spec-accept and --draft.
 
     Raises:
-        InputError: an unknown name or dtype, a file that cannot be used, a limit that the engine cannot have.
+        InputError: an unknown name or dtype, a file that cannot be used, a limit that the engine cannot have, a draft
+            that cannot draft.
     """
     machine, software = load_machine(hardware, engine)
     software = software.limited(max_num_seqs, max_num_batched_tokens)
@@ -41,7 +46,9 @@ def request_of(
     if workload.kv_cache is not None:
         kv_dtype(workload.kv_cache)
     asked = cast(Objective, objective)
-    return Request(load_model(model), machine, software, gpus, workload, asked, limits, filters, price, slice_)
+    target = load_model(model)
+    workload = workload._replace(speculation=speculation_of(*drafted, target))
+    return Request(target, machine, software, gpus, workload, asked, limits, filters, price, slice_)
 
 
 def workload_of(

@@ -49,6 +49,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: opt.SpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -103,6 +106,7 @@ def run(
         slice_,
         max_num_seqs,
         max_num_batched_tokens,
+        (spec_tokens, spec_accept, draft),
     )._replace(pareto=pareto)
     try:
         ranking = rank(request)
@@ -228,6 +232,8 @@ def _refused_row(request: Request, refused: Refused) -> dict[str, Any]:
         "isl": request.workload.isl,
         "osl": request.workload.osl,
         "prefix_hit": request.workload.prefix_hit,
+        "spec_tokens": request.workload.speculation and request.workload.speculation.tokens,
+        "spec_accept": request.workload.speculation and request.workload.speculation.accept,
         "concurrency": request.workload.concurrency,
         "error": refused.reason,
     }

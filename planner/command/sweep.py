@@ -22,7 +22,18 @@ from planner.report import tabular
 from planner.report.figures import plural
 from planner.report.progress import Progress
 from planner.specs.workload import ARRIVALS, SCHEDULES, Arrivals, Schedule, Workload
-from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, Sweep, finished, whole_numbers, words
+from planner.sweeping import (
+    ASKED,
+    AXES,
+    COLUMNS_OF_SWEEP,
+    LEAST,
+    NUMBERS,
+    Sweep,
+    finished,
+    shares,
+    whole_numbers,
+    words,
+)
 
 Row = dict[str, Any]
 _PATIENCE = 0.1  # seconds until an interrupt is looked for while a point is ranked
@@ -58,6 +69,13 @@ KvCaches = Annotated[
 ]
 Objectives = Annotated[
     str, typer.Option("--objective", metavar="GOAL,...", help="latency, ttft, tpot, throughput or cost.")
+]
+SpecTokens = Annotated[
+    str | None, typer.Option("--spec-tokens", metavar="N,...", help="Tokens drafted a step (speculative decoding).")
+]
+SpecAccepts = Annotated[
+    str | None,
+    typer.Option("--spec-accept", metavar="SHARE,...", help="Shares of drafted tokens that are accepted."),
 ]
 Top = Annotated[int, typer.Option("--top", min=0, help="Plans of each point to write; 0 = all.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that rank; the order of rows stays.")]
@@ -98,6 +116,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: SpecTokens = None,
+    spec_accept: SpecAccepts = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -127,6 +148,7 @@ def run(
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,
         "concurrency": concurrency, "weights": weights, "kv_cache": kv_cache, "objective": objective,
+        "spec_tokens": spec_tokens, "spec_accept": spec_accept,
     }  # fmt: skip
     sweep = Sweep.of(
         {name: _values(name, text) for name, text in given.items() if text is not None},
@@ -142,6 +164,7 @@ def run(
         slice=slice_,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        draft=draft,
         shared=_shared(context),
         top=top,
     )
@@ -171,7 +194,9 @@ def run(
 
 def _values(name: str, text: str) -> tuple[Any, ...]:
     option = f"--{name.replace('_', '-')}"
-    return whole_numbers(text, option) if name in NUMBERS else words(text, option)
+    if name == "spec_accept":
+        return shares(text, option)
+    return whole_numbers(text, option, LEAST.get(name, 1)) if name in NUMBERS else words(text, option)
 
 
 _OWN = frozenset((*AXES, "top", "jobs", "csv", "json", "no_header", "quiet", "debug"))

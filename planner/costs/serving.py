@@ -16,7 +16,17 @@ from planner.costs.collectives import Network
 from planner.costs.layers import Formats, Pass, Structure, causal_pairs
 from planner.costs.memory import Budget, Room, cached_tokens, held_tokens, needed_tokens, room
 from planner.costs.roofline import Parts, plus
-from planner.costs.step import PassTime, Replica, pass_time
+from planner.costs.speculation import (
+    Drafting,
+    Speculating,
+    answer_steps,
+    decode_rows,
+    decoded,
+    iteration,
+    per_token,
+    room_with_draft,
+)
+from planner.costs.step import PassTime, Replica
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
 from planner.specs.dtypes import kv_dtype, weight_dtype
@@ -46,6 +56,8 @@ class Setting(NamedTuple):
     schedule: Schedule = "continuous"
     arrivals: Arrivals = "steady"
     usd_per_chip_hour: float | None = None
+    drafting: Drafting | None = None
+    """What drafts where `Rows.spec_tokens` says so; none = no row speculates."""
 
 
 def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | None, kv_cache: str | None) -> Formats:
@@ -72,12 +84,16 @@ class Rows(NamedTuple):
     """0 where not given."""
     prefix_hit: Array
     """Share of a prompt that is cached, 0 to 1."""
+    spec_tokens: Array
+    """Tokens drafted a step and request; 0 = none."""
+    spec_accept: Array
+    """Probability that one of them is accepted, those before it being so."""
 
     @classmethod
     def of(cls, **columns: Num) -> Rows:
-        """Rows of columns that broadcast; `max_context` and `prefix_hit` may be left out."""
-        columns.setdefault("max_context", 0.0)
-        columns.setdefault("prefix_hit", 0.0)
+        """Rows of columns that broadcast; those from `max_context` on may be left out."""
+        for name in ("max_context", "prefix_hit", "spec_tokens", "spec_accept"):
+            columns.setdefault(name, 0.0)
         arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
         return cls(*arrays)
 
@@ -118,18 +134,18 @@ class Fit(NamedTuple):
 def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     """Memory of every row; with `clip` a batch that does not fit is cut to the one that does."""
     replica = _replica(setting, rows)
-    space: Room = room(
-        setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure, setting.budget
-    )
-    needed = needed_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    space = _room(setting, replica, rows)
+    drafted = 0.0 if setting.drafting is None else rows.spec_tokens  # KV of tokens that may yet be rejected
+    asked = plus(rows.isl, drafted), rows.osl, plus(rows.max_context, drafted)
+    needed = needed_tokens(setting.engine, *asked)
     held_at_most = space.requests(needed)
-    most = np.minimum(held_at_most, setting.engine.scheduler.max_sequences)
+    most = np.minimum(held_at_most, _sequences(setting, drafted))
     batch = np.ceil(rows.concurrency / rows.dp)
     running = rows.concurrency
     if clip:
         batch = np.minimum(batch, np.maximum(most, 0.0))
         running = np.minimum(running, batch * rows.dp)
-    held = held_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    held = held_tokens(setting.engine, *asked)
     weights, kv, other = space.fullest(held, batch)
     every = np.ones_like(rows.tp)
     return Fit(
@@ -144,6 +160,25 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
         by_memory=held_at_most * rows.dp,
         needed=needed,
     )
+
+
+def _room(setting: Setting, replica: Replica, rows: Rows) -> Room:
+    """Memory before any request, with what drafts."""
+    drafting = setting.drafting
+    modules = 0 if drafting is None else drafting.draft.modules * (rows.spec_tokens > 0)
+    space = room(
+        setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure,
+        setting.budget, modules,
+    )  # fmt: skip
+    return room_with_draft(space, replica, drafting, setting.budget, rows.spec_tokens)
+
+
+def _sequences(setting: Setting, drafted: Num) -> Num:
+    """Requests that a replica runs at most: in mixed iterations each takes 1 + k of the tokens of the budget."""
+    scheduler = setting.engine.scheduler
+    if setting.drafting is None or scheduler.prefill != "mixed" or scheduler.chunk_tokens is None:
+        return scheduler.max_sequences
+    return np.minimum(scheduler.max_sequences, np.floor(scheduler.chunk_tokens / (drafted + 1.0)))
 
 
 class Estimates(NamedTuple):
@@ -194,7 +229,7 @@ def _joined(blocks: list[Estimates]) -> Estimates:
 
 
 def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
-    return Replica(
+    replica = Replica(
         setting.model,
         setting.hardware,
         setting.engine,
@@ -206,6 +241,9 @@ def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
         rows.dp.astype(int),
         itemised,
     )
+    if setting.drafting is None:
+        return replica
+    return Speculating.of(replica, setting.drafting, rows.spec_tokens, rows.spec_accept)
 
 
 def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, itemised: bool = False) -> Estimates:
@@ -215,14 +253,15 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
     whole = setting.engine.scheduler.microbatches == "whole"
     microbatches = np.ones_like(b) if whole else np.minimum(rows.pp, b)
     micro = np.ceil(b / microbatches)
-    decode = pass_time(replica, Pass(micro, rows.isl + rows.osl / 2))
+    decode = iteration(replica, Pass(micro, rows.isl + rows.osl / 2))
     step = _pipelined(decode, microbatches).within(STEP)
+    token = per_token(replica, step)
     answers = rows.osl > 1
     after = np.where(answers, rows.osl - 1, 1.0)
     if setting.schedule == "static":
         ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
         ttft = ttft.within(OWN)
-        own, tpot, stalled = ttft, step, 0.0
+        own, tpot, stalled = ttft, token, 0.0
     else:
         own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
@@ -232,7 +271,7 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         ttft = own + stall * (1.0 - seen) + arriving.within(JOIN)
         if setting.engine.scheduler.join_steps:
             ttft = ttft + step.within(JOIN) * (setting.engine.scheduler.join_steps * (b > 1))
-        tpot = step + stall * (seen / after)
+        tpot = token + stall * (seen / after)
     residence = ttft.total + (rows.osl - 1) * tpot.total
     latency = ttft.total + (rows.osl - 1) * np.where(answers, tpot.total, 0.0)
 
@@ -251,10 +290,10 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         latency=latency * empty,
         requests_per_s=running / residence * empty,
         mfu_prefill=useful * prefill_rows / (chips * peak * own_total) * empty,
-        mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
+        mfu_decode=useful * b / (chips * peak * token.total) * no_answer,
         ttft_parts=ttft.over(rows.length),
         tpot_parts=tpot.over(rows.length),
-        prefill_share=prompts / (prompts + (rows.osl - 1) * step.total) * empty,
+        prefill_share=prompts / (prompts + (rows.osl - 1) * token.total) * empty,
     )
 
 
@@ -280,20 +319,21 @@ def _continuous_prefill(
     context = rows.isl + rows.osl / 2
     cached = _cached(replica, rows)
     fresh = plus(rows.isl, cached * -1.0)
-    waiting = np.maximum(1.0, micro / rows.osl)  # prompts that come in the time of one pass
+    steps_each = answer_steps(replica, rows.osl)
+    waiting = np.maximum(1.0, micro / steps_each)  # prompts that come in the time of one pass
     riding = micro - waiting if mixed else np.zeros_like(micro)
     if scheduler.chunk_tokens is None:
         chunk = fresh
         packed = waiting if mixed else np.ones_like(micro)
     else:
-        budget = np.maximum(1.0, scheduler.chunk_tokens - riding)
+        budget = np.maximum(1.0, scheduler.chunk_tokens - decode_rows(replica, riding))
         chunk = np.minimum(fresh, budget)
         packed = np.maximum(1.0, np.minimum(waiting, budget / fresh))
     whole_chunks = np.ceil(fresh / chunk) - 1
     done = plus(whole_chunks * chunk, cached)
     tail = (_pairs_between(done, rows.isl, None), _pairs_between(done, rows.isl, window))
     last, prior = packed * (rows.isl - done), packed * done
-    final = pass_time(
+    final = iteration(
         replica, Pass(riding, context, last, packed * tail[0], prior, packed, packed, window_pairs=packed * tail[1])
     )
     own, slowest = final.whole, final.slowest
@@ -301,23 +341,23 @@ def _continuous_prefill(
         several = np.maximum(whole_chunks, 1.0)
         pairs, near = (_pairs_between(cached, done, seen) / several for seen in (None, window))
         prior = plus(chunk * (several - 1) / 2, cached)
-        full = pass_time(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
+        full = iteration(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
         longest = full
         if np.any(rows.pp > 1):  # the last full chunk reads the most context, and all stages see it go by
             start = done - chunk
             pairs, near = _pairs_between(start, done, None), _pairs_between(start, done, window)
-            longest = pass_time(
+            longest = iteration(
                 replica, Pass(riding, context, chunk, pairs, start, np.ones_like(micro), window_pairs=near)
             )
         own = _behind(full, longest, whole_chunks, final)
         slowest = slowest + full.slowest * whole_chunks
     iterations = whole_chunks + 1
-    processed = packed * fresh + iterations * riding
+    processed = packed * fresh + iterations * decoded(replica, riding)
     turns = np.maximum(b - packed, 0.0) / packed  # passes of other prompts while this one is served
     passes = slowest * turns
     if not mixed:
         return own, processed, passes, Parts()
-    steps = np.minimum(iterations * turns, (rows.osl - 1) * microbatches)
+    steps = np.minimum(iterations * turns, (steps_each - 1) * microbatches)
     replaced = decode.slowest * steps
     # prompts of a few tokens can cost less than the decode steps they replace, but no step is gained by them
     return own, processed, passes.where(passes.total > replaced.total, replaced), replaced
@@ -368,7 +408,7 @@ def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array)
         prompts = np.maximum(1.0, np.ceil(tokens / fresh))
         full = pairs(start, stop, None) / passes
         near = 0.0 if window is None else pairs(start, stop, window) / passes
-        return pass_time(
+        return iteration(
             replica,
             Pass(np.zeros_like(b), rows.isl, tokens, full, prior + prompts * cached, prompts, ended, window_pairs=near),
         )

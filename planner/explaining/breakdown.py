@@ -11,6 +11,7 @@ from planner.costs.layers import Structure
 from planner.costs.memory import room
 from planner.costs.roofline import BOUNDS, Parts
 from planner.costs.serving import OWN, STEP, Rows, Setting, fit, itemise
+from planner.costs.speculation import columns_of
 from planner.costs.terms import Key, Term, Terms, Work
 from planner.costs.weights import Shard, Stages
 from planner.errors import NoPlanError
@@ -160,7 +161,7 @@ def breakdown(request: Request, plan: Plan, concurrency: int) -> Breakdown:
     setting = setting_of(request, placement, Structure(plan.attention, plan.prefill_attention))
     rows = Rows.of(
         tp=plan.tp, pp=plan.pp, dp=plan.dp, isl=work.isl, osl=work.osl, concurrency=concurrency,
-        max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
+        max_context=work.max_context or 0, prefix_hit=work.prefix_hit, **columns_of(work.speculation),
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
     reason = memory_reasons(setting, fitted, rows.concurrency)[0]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from planner.costs.layers import Structure
 from planner.costs.serving import Fit, Rows, Setting, fit, price
+from planner.costs.speculation import columns_of
 from planner.errors import NoPlanError
 from planner.explaining.breakdown import Breakdown, breakdown, pinned, plan_of
 from planner.explaining.goal import goal_value
@@ -127,7 +128,7 @@ def goals(one: Candidate, concurrency: Any, isl: Any) -> Array:
     work = request.workload
     rows = Rows.of(
         tp=plan.tp, pp=plan.pp, dp=plan.dp, isl=isl, osl=work.osl, concurrency=concurrency,
-        max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
+        max_context=work.max_context or 0, prefix_hit=work.prefix_hit, **columns_of(work.speculation),
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
     fits = np.array([reason is None for reason in memory_reasons(setting, fitted, rows.concurrency)])
@@ -209,7 +210,7 @@ def room(one: Candidate) -> Room:
     def fitted(isl: int) -> Fit:
         rows = Rows.of(
             tp=one.plan.tp, pp=one.plan.pp, dp=one.plan.dp, isl=isl, osl=work.osl, concurrency=1.0,
-            max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
+            max_context=work.max_context or 0, prefix_hit=work.prefix_hit, **columns_of(work.speculation),
         )  # fmt: skip
         return fit(setting, rows, clip=False)
 

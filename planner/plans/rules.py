@@ -8,6 +8,7 @@ from planner.plans.placement import Placement
 from planner.plans.plan import FFN, Plan
 from planner.specs.engine import Engine
 from planner.specs.model import Model
+from planner.specs.speculation import Draft
 
 
 def refusal(model: Model, engine: Engine, placement: Placement, plan: Plan, weights: str | None = None) -> str | None:
@@ -128,6 +129,17 @@ def _not_yet(model: Model, plan: Plan) -> str | None:
     if plan.ffn not in FFN or plan.prefill_ffn not in FFN:
         return f"FFN layout {plan.ffn}/{plan.prefill_ffn} is not priced yet; there is {', '.join(FFN)}"
     return None
+
+
+def draft_refusal(draft: Draft, engine: Engine, plan: Plan) -> str | None:
+    """Why a draft cannot run on the tensor-parallel group of a plan, or none.
+
+    Prediction modules have the shapes of their model, whose rules are looked at anyway.
+    """
+    if draft.kind != "model" or draft.model is None:
+        return None
+    reason = _not_yet(draft.model, plan._replace(cp=1)) or _tensor_parallel(draft.model, engine, plan, None)
+    return reason and f"the draft {draft.model.name} shares the chips of a tensor-parallel group: {reason}"
 
 
 def _attention(model: Model, engine: Engine, plan: Plan) -> str | None:

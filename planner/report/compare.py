@@ -108,13 +108,15 @@ def _headline(found: Comparison) -> str:
     def each(name: Callable[[Any], str]) -> str:
         return ", ".join(dict.fromkeys(name(request) for request in requests))
 
+    speculation = next(filter(None, (one.workload.speculation for one in requests)), None)
+    drafts = "" if speculation is None else f"; drafts by {speculation.draft.label}"
     load = "the best load of each" if found.candidates[0].searches else f"concurrency {found.candidates[0].concurrency}"
     return (
         f"{each(lambda request: request.model.name)} on "
         f"{each(lambda request: f'{request.gpus} x {request.hardware.name}')}, "
         f"{each(lambda request: f'{request.engine.name} {request.engine.version}')}; "
         f"{prompt(work.isl, work.prefix_hit)}, {work.osl} out, {load}, {each(_schedule)} "
-        f"batching; for {first.objective}."
+        f"batching{drafts}; for {first.objective}."
     )
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
+
+from planner.specs.speculation import Speculation
 
 
 def short(value: float | None, digits: int = 4) -> str:
@@ -24,6 +28,16 @@ def plural(count: int, noun: str) -> str:
 def prompt(isl: int, prefix_hit: float) -> str:
     """What comes in with a request, and how much of it is cached."""
     return f"{isl} tokens in" + (f" ({short(100 * prefix_hit)}% cached)" if prefix_hit else "")
+
+
+def drafted(row: Mapping[str, Any], speculation: Speculation | None) -> str:
+    """What is drafted a step, and what comes of it; "" where nothing is."""
+    if speculation is None or row["spec_tokens"] is None:
+        return ""
+    return (
+        f", {plural(row['spec_tokens'], 'token')} drafted by {speculation.draft.label}, "
+        f"{short(row['tokens_per_step'])} tokens a step"
+    )
 
 
 def significant(value: float, digits: int) -> str:

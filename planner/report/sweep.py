@@ -8,8 +8,14 @@ from typing import Any, NamedTuple
 from planner.report.figures import plural, short
 from planner.report.table import COLOURS, Column, Row, lay_out, paragraphs, show, width
 
-_HEADINGS = {"concurrency": "load", "kv_cache": "KV", "objective": "for"}
-_NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency"))
+_HEADINGS = {
+    "concurrency": "load",
+    "kv_cache": "KV",
+    "objective": "for",
+    "spec_tokens": "drafted",
+    "spec_accept": "accepted",
+}
+_NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency", "spec_tokens", "spec_accept"))
 
 
 def _columns(rows: Sequence[Row], varying: Sequence[str]) -> list[Column]:

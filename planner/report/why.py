@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.costs.roofline import BOUNDS
 from planner.ranking import MEASURED_ERROR, Ranking, error_bar, metric
-from planner.report.figures import plural, prompt, short
+from planner.report.figures import drafted, plural, prompt, short
 from planner.request import SEARCHED
 from planner.results import Results
 from planner.sensitivity.constants import Constant
@@ -142,7 +142,7 @@ def caption(ranking: Ranking) -> list[str]:
     lines = [
         f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
         f"{request.engine.name} {request.engine.version}; {prompt(work.isl, work.prefix_hit)}, {work.osl} out, {load}, "
-        f"{batching(first)}; for {goal}.",
+        f"{batching(first)}{drafted(first, work.speculation)}; for {goal}.",
         f"{_counts(ranking)}; {_limits(ranking)}.",
         winner(ranking)
         if not request.pareto

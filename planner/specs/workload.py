@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from planner.specs.speculation import Speculation
+
 Schedule = Literal["continuous", "static"]
 Arrivals = Literal["steady", "waves"]
 SCHEDULES: tuple[Schedule, ...] = ("continuous", "static")
@@ -23,6 +25,7 @@ class Workload(NamedTuple):
         max_context: tokens that a request must be able to hold; changes memory only.
         arrivals: how requests arrive, which divides a prefill's stall between TTFT and TPOT; none = the engine's rule.
         prefix_hit: share of a prompt, 0 to 1, whose KV the engine has cached; rounded down to whole blocks.
+        speculation: what is drafted and how much of it accepted; none = a step decodes one token of each request.
     """
 
     isl: int = 1024
@@ -34,3 +37,4 @@ class Workload(NamedTuple):
     max_context: int | None = None
     arrivals: Arrivals | None = None
     prefix_hit: float = 0.0
+    speculation: Speculation | None = None

@@ -1,0 +1,110 @@
+"""From what a user says of speculative decoding to what is priced: names become models, what is missing is named."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+from planner.errors import InputError
+from planner.specs.catalog import load_model
+from planner.specs.model import Model
+from planner.specs.speculation import MTP, NGRAM, Draft, Speculation, module_of
+
+MOST_TOKENS = 64
+"""Drafted tokens of a step beyond which a number is a slip of the keyboard."""
+VOCABULARY_PADDING = 512
+"""Rows by which two tables of the same tokens may differ: makers pad them to different multiples."""
+
+
+def speculation_of(
+    tokens: int | None, accept: float | None, draft: str | None, model: Model, *, priced: bool = True
+) -> Speculation | None:
+    """What is drafted for a model; none where nothing is.
+
+    Args:
+        tokens: drafted a step; none or 0 = no speculation.
+        accept: probability that a drafted token is accepted, those before it being so.
+        draft: `mtp`, `ngram`, or a model by name or file; none = the model's own prediction modules.
+        model: the target.
+        priced: whether `accept` is needed.
+
+    Raises:
+        InputError: out of range, something missing, or a draft that cannot draft for this model.
+    """
+    check_asked(tokens, accept)
+    if tokens is None:
+        for option, value in (("--spec-accept", accept), ("--draft", draft)):
+            if value is not None:
+                raise InputError(f"{option} {value}: says nothing without --spec-tokens, the tokens drafted a step")
+        return None
+    if tokens == 0:
+        return None
+    if accept is None and priced:
+        raise InputError(
+            "--spec-accept is missing: the share of drafted tokens that are accepted depends on your text and draft "
+            "(0.6 to 0.8 are usual); engines log it"
+        )
+    return Speculation(int(tokens), None if accept is None else float(accept), draft_of(draft, model))
+
+
+def check_asked(tokens: Any, accept: Any) -> None:
+    """Refuses what cannot be --spec-tokens and --spec-accept, where they are given.
+
+    Raises:
+        InputError: no number, or out of range.
+    """
+    if tokens is not None:
+        check_tokens("--spec-tokens", tokens)
+    if accept is not None:
+        check_accept("--spec-accept", accept)
+
+
+def check_tokens(name: str, value: Any) -> None:
+    """Refuses what is no number of drafted tokens; `name` is how the user knows it.
+
+    Raises:
+        InputError: not whole, or out of range.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) <= MOST_TOKENS:
+        raise InputError(f"{name} must be a whole number from 0 to {MOST_TOKENS}, found {value!r}")
+
+
+def check_accept(name: str, value: Any) -> None:
+    """Refuses what is no probability.
+
+    Raises:
+        InputError: no number, or none from 0 to 1.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"{name} must be a number, found {value!r}")
+    if not 0 <= float(value) <= 1:
+        raise InputError(
+            f"{name} must be from 0 to 1, the share of drafted tokens that are accepted, found {float(value):g}"
+        )
+
+
+def draft_of(name: str | None, model: Model) -> Draft:
+    """What drafts for a model.
+
+    Raises:
+        InputError: no prediction modules where these are wanted, an unknown model, or one with other tokens.
+    """
+    if name == NGRAM:
+        return Draft("ngram")
+    if name in (None, MTP):
+        module = module_of(model)
+        if module is None or model.prediction is None:
+            why = "--draft mtp" if name else "--spec-tokens without --draft"
+            raise InputError(
+                f"{why}: {model.name} has no prediction modules of its own; give --draft a smaller model of the same "
+                "tokenizer, or ngram (look-up in the prompt)"
+            )
+        return Draft("mtp", module, model.prediction.modules)
+    assert name is not None
+    drafter = load_model(name)
+    if abs(drafter.vocab - model.vocab) > VOCABULARY_PADDING:
+        raise InputError(
+            f"--draft {name}: {drafter.name} has {drafter.vocab} tokens, {model.name} {model.vocab}; a draft needs the "
+            "same tokenizer"
+        )
+    return Draft("model", drafter, asked=name)
