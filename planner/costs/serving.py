@@ -170,7 +170,9 @@ def _room(setting: Setting, replica: Replica, rows: Rows) -> Room:
         setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure,
         setting.budget, modules,
     )  # fmt: skip
-    return room_with_draft(space, replica, drafting, setting.budget, rows.spec_tokens)
+    return room_with_draft(
+        space, drafting, rows.spec_tokens, setting.engine, setting.structure, setting.budget, replica.tp, replica.pp
+    )
 
 
 def _sequences(setting: Setting, drafted: Num) -> Num:

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.layers import Formats, Operation, Pass
+from planner.costs.layers import Formats, Operation, Pass, Structure
 from planner.costs.memory import Budget, Pages, Room, room
 from planner.costs.roofline import Parts
 from planner.costs.step import PassTime, Replica, pass_time, priced
 from planner.costs.terms import Work
 from planner.costs.weights import Num, Shard, Stages
 from planner.specs.dtypes import ACTIVATION_BYTES as ACT
+from planner.specs.engine import Engine
 from planner.specs.model import Model
 from planner.specs.speculation import Draft, Speculation
 
@@ -222,7 +223,16 @@ def decoded(replica: Replica, requests: Num) -> Num:
     return requests * replica.emitted if isinstance(replica, Speculating) else requests
 
 
-def room_with_draft(space: Room, replica: Replica, drafting: Drafting | None, budget: Budget, tokens: Num) -> Room:
+def room_with_draft(
+    space: Room,
+    drafting: Drafting | None,
+    tokens: Num,
+    engine: Engine,
+    structure: Structure,
+    budget: Budget,
+    tp: Num,
+    pp: Num,
+) -> Room:
     """Memory with a draft model beside the target: its weights and its KV on the chips of the last stage.
 
     Prediction modules are the target's own and counted by `costs.memory.room`. The engine's reserve for activations
@@ -230,18 +240,21 @@ def room_with_draft(space: Room, replica: Replica, drafting: Drafting | None, bu
 
     Args:
         space: the target's.
-        replica: has engine, degrees and structure.
         drafting: what drafts.
-        budget: of a chip.
         tokens: k by row; a row that drafts none loads no draft.
+        engine: of both.
+        structure: likewise.
+        budget: of a chip.
+        tp: ranks of the group that both share, by row.
+        pp: stages of the target by row.
     """
     if drafting is None or drafting.draft.kind != "model" or drafting.draft.model is None or drafting.formats is None:
         return space
-    of, model = replica, drafting.draft.model
-    shard = Shard.for_engine(model, of.engine, drafting.formats.weights.name, of.tp)
-    one = Stages.of(model, np.ones_like(of.pp))
-    own = room(model, of.engine, shard, one, drafting.formats, of.structure, budget)
-    loaded, alone = np.asarray(tokens) > 0, np.asarray(of.pp) == 1
+    model = drafting.draft.model
+    shard = Shard.for_engine(model, engine, drafting.formats.weights.name, tp)
+    one = Stages.of(model, np.ones_like(pp))
+    own = room(model, engine, shard, one, drafting.formats, structure, budget)
+    loaded, alone = np.asarray(tokens) > 0, np.asarray(pp) == 1
     ends = (loaded & alone, None, loaded & ~alone)
 
     def beside(values: tuple[Num, Num, Num], more: Num) -> tuple[Num, Num, Num]:

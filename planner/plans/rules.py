@@ -131,14 +131,16 @@ def _not_yet(model: Model, plan: Plan) -> str | None:
     return None
 
 
-def draft_refusal(draft: Draft, engine: Engine, plan: Plan) -> str | None:
-    """Why a draft cannot run on the tensor-parallel group of a plan, or none.
+def draft_refusal(draft: Draft, engine: Engine, plan: Plan, *, priced: bool = True) -> str | None:
+    """Why a draft cannot run on the tensor-parallel group of a plan (or cannot be `priced` there), or none.
 
     Prediction modules have the shapes of their model, whose rules are looked at anyway.
     """
     if draft.kind != "model" or draft.model is None:
         return None
-    reason = _not_yet(draft.model, plan._replace(cp=1)) or _tensor_parallel(draft.model, engine, plan, None)
+    reason = (_not_yet(draft.model, plan._replace(cp=1)) if priced else None) or _tensor_parallel(
+        draft.model, engine, plan, None
+    )
     return reason and f"the draft {draft.model.name} shares the chips of a tensor-parallel group: {reason}"
 
 

@@ -9,6 +9,7 @@ from planner.specs.model import Model
 MTP, NGRAM = "mtp", "ngram"
 """Words for drafts that are no model of their own: the model's prediction modules, and look-up in the prompt."""
 Kind = Literal["mtp", "ngram", "model"]
+KINDS: tuple[Kind, ...] = ("mtp", "ngram", "model")
 
 
 class Draft(NamedTuple):
