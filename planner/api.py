@@ -33,7 +33,7 @@ def plan(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     prefix_hit: float = 0.0,
-    spec_tokens: int | None = None,
+    spec_tokens: int | str | None = None,
     spec_accept: float | None = None,
     draft: str | None = None,
     max_ttft_ms: float | None = None,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from planner.advice import why_none
 from planner.costs.serving import formats_of
-from planner.errors import NoPlanError
+from planner.errors import InputError, NoPlanError
 from planner.extrapolation import stands_on_measurements
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
@@ -17,6 +17,8 @@ from planner.plans.space import Refused
 from planner.pricing import price_all, within
 from planner.request import TIMES, Limits, Request
 from planner.results import Results
+from planner.specs.drafts import AUTO
+from planner.specs.speculation import SEARCHED_TOKENS, Speculation
 from planner.units import MS
 
 MEASURED_ERROR = 0.10
@@ -24,6 +26,8 @@ MEASURED_ERROR = 0.10
 and of measured pairs of plans further apart than this 99.7 % were ordered right (`plan validate`)."""
 ASSUMED_ERROR = 0.25
 """The same where host time or kernels stand for another chip, or another version of the engine (assumed)."""
+MOST_TRIED = 8
+"""Drafted tokens of a step that are tried where they are searched."""
 Array = NDArray[np.float64]
 
 
@@ -48,13 +52,16 @@ class NoneLeftError(NoPlanError):
 
 
 def rank(request: Request) -> Ranking:
-    """All plans of a request, ranked.
+    """All plans of a request, ranked. Where drafted tokens are searched, the request of the ranking has their number.
 
     Raises:
         InputError: the request makes no sense.
         NoPlanError: no plan satisfies it; says which limit, the numbers and what would do (as NoneLeftError
             unless it is not even known what there is to refuse).
     """
+    speculation = request.workload.speculation
+    if speculation is not None and speculation.tokens == SEARCHED_TOKENS:
+        return _best_drafted(request, speculation)
     priced = price_all(request)
     if priced.results is None:
         raise NoneLeftError(why_none(request, priced), priced.refused)
@@ -67,6 +74,32 @@ def rank(request: Request) -> Ranking:
     if not request.pareto:  # of a frontier no row is better than another
         results.columns["tie"] = _ties(results, request.objective, error_bar(request))
     return Ranking(request, priced.placement, results, refused, priced.plans, len(priced.results))
+
+
+def _best_drafted(request: Request, speculation: Speculation) -> Ranking:
+    """The ranking of those drafted tokens, of 1 to MOST_TRIED, whose first plan is best; of equals the fewest.
+
+    Raises:
+        InputError: a frontier, of which no row is better than another.
+        NoPlanError: as `rank`, for one drafted token.
+    """
+    if request.pareto:
+        raise InputError(f"--spec-tokens {AUTO} needs a goal, and --pareto has none; give a number")
+    best: Ranking | None = None
+    failed: NoPlanError | None = None
+    for tokens in range(1, MOST_TRIED + 1):
+        work = request.workload._replace(speculation=speculation._replace(tokens=tokens))
+        try:
+            found = rank(request._replace(workload=work))
+        except NoPlanError as error:
+            failed = failed or error
+            continue
+        if best is None or metric(found.results, request.objective)[0] < metric(best.results, request.objective)[0]:
+            best = found
+    if best is None:
+        assert failed is not None
+        raise failed
+    return best
 
 
 def tradeoff(request: Request) -> tuple[Results, Results]:

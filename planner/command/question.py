@@ -15,7 +15,7 @@ from planner.specs.engine import ATTENTION
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
 
-Drafted = tuple[int | None, float | None, str | None]
+Drafted = tuple[int | str | None, float | None, str | None]
 
 
 def request_of(

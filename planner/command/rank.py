@@ -49,7 +49,7 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
-    spec_tokens: opt.SpecTokens = None,
+    spec_tokens: opt.SearchedSpecTokens = None,
     spec_accept: opt.SpecAccept = None,
     draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
@@ -106,7 +106,7 @@ def run(
         slice_,
         max_num_seqs,
         max_num_batched_tokens,
-        (spec_tokens, spec_accept, draft),
+        (opt.drafted(spec_tokens), spec_accept, draft),
     )._replace(pareto=pareto)
     try:
         ranking = rank(request)
@@ -117,6 +117,7 @@ def run(
                 _tables().print_rejected(error.refused)
             sys.stdout.flush()  # before the sentence on stderr
         raise
+    request = ranking.request  # drafted tokens may be searched
     as_table = not opt.is_piped(csv, json) and not quiet
     # it takes as long as ranking: scripts that sweep read CSV; and of the first row there is nothing to say
     firm = mark(ranking) if as_table or (json is not None and top != 1) else None

@@ -111,7 +111,7 @@ def candidate(label: str, request: Request, plan: Plan | None) -> Candidate:
         NoPlanError: the plan cannot run, or no plan can.
     """
     ranking = rank(request if plan is None else pinned(request, plan))
-    chosen = plan_of(ranking.results, 0)
+    chosen, request = plan_of(ranking.results, 0), request._replace(workload=ranking.request.workload)
     load = ranking.results.row(0)["concurrency"]
     return Candidate(label or chosen.label, pinned(request, chosen), chosen, load)
 

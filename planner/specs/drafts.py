@@ -8,8 +8,9 @@ from typing import Any
 from planner.errors import InputError
 from planner.specs.catalog import load_model
 from planner.specs.model import Model
-from planner.specs.speculation import MTP, NGRAM, Draft, Speculation, module_of
+from planner.specs.speculation import MTP, NGRAM, SEARCHED_TOKENS, Draft, Speculation, module_of
 
+AUTO = "auto"
 MOST_TOKENS = 64
 """Drafted tokens of a step beyond which a number is a slip of the keyboard."""
 VOCABULARY_PADDING = 512
@@ -17,12 +18,12 @@ VOCABULARY_PADDING = 512
 
 
 def speculation_of(
-    tokens: int | None, accept: float | None, draft: str | None, model: Model, *, priced: bool = True
+    tokens: int | str | None, accept: float | None, draft: str | None, model: Model, *, priced: bool = True
 ) -> Speculation | None:
     """What is drafted for a model; none where nothing is.
 
     Args:
-        tokens: drafted a step; none or 0 = no speculation.
+        tokens: drafted a step; none or 0 = no speculation, AUTO = as many as suit the goal best.
         accept: probability that a drafted token is accepted, those before it being so.
         draft: `mtp`, `ngram`, or a model by name or file; none = the model's own prediction modules.
         model: the target.
@@ -31,7 +32,7 @@ def speculation_of(
     Raises:
         InputError: out of range, something missing, or a draft that cannot draft for this model.
     """
-    check_asked(tokens, accept)
+    check_asked(None if tokens == AUTO else tokens, accept)
     if tokens is None:
         for option, value in (("--spec-accept", accept), ("--draft", draft)):
             if value is not None:
@@ -44,7 +45,11 @@ def speculation_of(
             "--spec-accept is missing: the share of drafted tokens that are accepted depends on your text and draft "
             "(0.6 to 0.8 are usual); engines log it"
         )
-    return Speculation(int(tokens), None if accept is None else float(accept), draft_of(draft, model))
+    return Speculation(
+        SEARCHED_TOKENS if tokens == AUTO else int(tokens),
+        None if accept is None else float(accept),
+        draft_of(draft, model),
+    )
 
 
 def check_asked(tokens: Any, accept: Any) -> None:

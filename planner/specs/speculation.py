@@ -9,6 +9,8 @@ from planner.specs.model import Model
 MTP, NGRAM = "mtp", "ngram"
 """Words for drafts that are no model of their own: the model's prediction modules, and look-up in the prompt."""
 Kind = Literal["mtp", "ngram", "model"]
+SEARCHED_TOKENS = 0
+"""In the place of k: as many as suit the goal best (`ranking.rank` tries them)."""
 KINDS: tuple[Kind, ...] = ("mtp", "ngram", "model")
 
 
@@ -37,6 +39,7 @@ class Speculation(NamedTuple):
     """k tokens are drafted a step, each accepted with the same probability as long as those before it were."""
 
     tokens: int
+    """SEARCHED_TOKENS = to be chosen."""
     accept: float | None
     """None = not said, which is enough to start a server but not to price it."""
     draft: Draft

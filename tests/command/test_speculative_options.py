@@ -63,6 +63,26 @@ def test_the_caption_says_what_is_drafted_and_what_a_step_yields() -> None:
     assert "ms to verify 4" in explained
 
 
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_auto_drafts_as_many_tokens_as_suit_the_goal_best(objective: Any) -> None:
+    work: dict[str, Any] = {"isl": 128, "osl": 512, "concurrency": 200, "objective": objective}
+    more: dict[str, Any] = {"spec_accept": 0.8, "draft": "llama3.2-1b"}
+    (best, *_) = planner.plan("llama3-70b", 8, spec_tokens="auto", **work, **more)
+    each = {k: planner.plan("llama3-70b", 8, spec_tokens=k, **work, **more)[0] for k in range(1, 9)}
+    column, sign = ("latency_ms", 1) if objective == "latency" else ("tokens_per_s", -1)
+    assert best["spec_tokens"] == min(each, key=lambda k: sign * each[k][column])
+    assert best == each[best["spec_tokens"]]
+    assert best["spec_tokens"] not in (1, 8)
+
+
+def test_auto_is_a_number_wherever_a_plan_is_shown() -> None:
+    words = "-m llama3-70b --isl 128 --osl 512 --spec-tokens auto --spec-accept 0.8 --draft llama3.2-1b"
+    assert "6 tokens drafted by llama3.2-1b" in text(f"{words} --gpus 8")
+    assert "6 tokens drafted by llama3.2-1b" in text(f"explain {words} --plan TP8")
+    rejected = rows(f"{words} --gpus 8 --rejected --top 1")
+    assert {row["spec_tokens"] for row in rejected} == {6}
+
+
 def test_points_have_their_own(tmp_path: Path) -> None:
     file = tmp_path / "points.csv"
     file.write_text(
@@ -112,6 +132,7 @@ def test_compare_says_from_which_load_on_drafting_does_not_pay() -> None:
         ("--spec-tokens 3", "--spec-accept is missing"),
         ("--spec-tokens 3 --spec-accept 0.7", "no prediction modules of its own; give --draft"),
         ("--spec-tokens 3 --spec-accept 0.7 --draft mtp", "--draft mtp: llama3-70b has no prediction modules"),
+        ("--spec-tokens some --spec-accept 0.7 --draft ngram", "expected"),
         ("--spec-tokens 3 --spec-accept 1.2 --draft ngram", "from 0 to 1"),
         ("--spec-tokens 65 --spec-accept 0.7 --draft ngram", "from 0 to 64, found 65"),
         ("--spec-tokens -1 --spec-accept 0.7 --draft ngram", "-1"),
@@ -127,6 +148,11 @@ def test_what_cannot_be_used_is_named(command: str, words: str, problem: str) ->
     assert done.status == 2
     assert problem in " ".join(done.err.split())
     assert "Traceback" not in done.err
+
+
+def test_a_frontier_has_no_best_number() -> None:
+    done = run(*shlex.split(f"{MODEL} --gpus 8 --pareto --spec-tokens auto --spec-accept 0.7 --draft ngram"))
+    assert (done.status, "--pareto" in done.err) == (2, True)
 
 
 def test_a_draft_that_does_not_divide_over_the_group_is_refused_with_the_reason() -> None:
