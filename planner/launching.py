@@ -14,22 +14,21 @@ from planner.costs.memory import Budget
 from planner.errors import InputError, NoPlanError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
-from planner.plans.rules import chips_refusal, draft_refusal
+from planner.plans.rules import chips_refusal
 from planner.plans.seats import Seat, seats
+from planner.plans.speculators import notes_of, placeholders, speculating, speculator_of
 from planner.request import Limits, check_context, check_memory
 from planner.specs.dtypes import ACTIVATION_BYTES, WEIGHTS
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
-from planner.specs.launch import DIMENSIONS, Launch, Loading, Nodes, Speculator, filled
+from planner.specs.launch import DIMENSIONS, Launch, Loading, Nodes, filled
 from planner.specs.model import Model
-from planner.specs.speculation import Speculation
 from planner.specs.workload import Workload
 from planner.startup import Start
 
 HEAD_PORT = 29500
 """Port at which the nodes of the first replica find each other; the next replica's is the next."""
 HIGHEST_PORT = 65535
-_NO_DRAFT = "DRAFT-MODEL"
 
 
 class Process(NamedTuple):
@@ -101,7 +100,7 @@ def deployment(
     check_context(model, workload.isl, workload.osl, workload.max_context)
     check_memory(limits)
     launch = _launch_of(engine, placement.hardware)
-    speculator = _speculator(launch, engine, placement.hardware, plan, workload)
+    speculator = speculator_of(launch, engine, placement.hardware, plan, workload)
     start = _start(model, placement, engine, plan, workload, limits)
     if reason := _refusal(launch, engine, start):
         raise NoPlanError(f"{plan.label} of {model.name}: {reason}")
@@ -111,7 +110,7 @@ def deployment(
         if reason := _node_refusal(launch, placement.hardware, engine, replica):
             raise NoPlanError(f"{plan.label} on {placement.hardware.name}: {reason}")
     if speculator is not None:
-        launch = _speculating(launch, speculator)
+        launch = speculating(launch, speculator)
     loaded, loading = _loaded(model, launch, start, asked, checkpoint)
     first_port = _port(port, launch, plan)
     values = _values(launch, start, workload) | {"model": loaded, "weights": loading.name}
@@ -124,7 +123,7 @@ def deployment(
         processes.append(_router(launch, processes, names, first_port))
     notes = [*_model_notes(model, launch, start, loaded, loading, checkpoint)]
     notes += _notes(placement, launch, start, workload, hosts, placed)
-    notes += _draft_notes(workload.speculation, speculator)
+    notes += notes_of(workload.speculation, speculator)
     return Deployment(model, plan, placement, engine, launch, tuple(processes), tuple(notes))
 
 
@@ -140,68 +139,6 @@ def _launch_of(engine: Engine, hardware: Hardware) -> Launch:
             f"engine {engine.name} runs on {runs_on}; {hardware.name} is {platform}: --engine names another"
         )
     return launch
-
-
-def _speculator(
-    launch: Launch, engine: Engine, hardware: Hardware, plan: Plan, workload: Workload
-) -> Speculator | None:
-    """What makes the engine speculate as asked; none where nothing is drafted.
-
-    Raises:
-        NoPlanError: it cannot, or not with this plan.
-    """
-    if workload.speculation is None:
-        return None
-    draft = workload.speculation.draft
-    if reason := draft_refusal(draft, engine, plan, priced=False):
-        raise NoPlanError(f"{plan.label}: {reason}")
-    what = {"mtp": "the model's prediction modules", "ngram": "look-up in the prompt", "model": "a draft model"}
-    found = launch.speculation.get(draft.kind)
-    cannot = f"engine {engine.name} cannot speculate with {what[draft.kind]}"
-    if found is None:
-        has = ", ".join(launch.speculation) or "none"
-        raise NoPlanError(f"{cannot}: its file has no words for it (launch.speculation has {has})")
-    if found.unsupported is not None:
-        raise NoPlanError(f"{cannot}: {found.unsupported}")
-    if plan.pp > 1 and not found.pipeline:
-        raise NoPlanError(f"{cannot} over {plan.pp} pipeline stages: one stage, or no --spec-tokens")
-    if found.platforms and hardware.devices.platform not in found.platforms:
-        raise NoPlanError(f"{cannot} on {hardware.devices.platform}: it does on {', '.join(found.platforms)}")
-    return found
-
-
-def _speculating(launch: Launch, speculator: Speculator) -> Launch:
-    """The engine's words with those of a draft, and its file with what says the same there."""
-    files = {name: {**content, **speculator.content} for name, content in launch.files.items()}
-    return launch._replace(arguments={**launch.arguments, "speculation": speculator.words}, files=files)
-
-
-def _drafted(speculation: Speculation | None) -> dict[str, Any]:
-    """What placeholders about drafts stand for."""
-    if speculation is None:
-        return {}
-    values: dict[str, Any] = {"spec_tokens": speculation.tokens, "spec_rows": speculation.tokens + 1}
-    if speculation.draft.kind == "model":
-        values["draft"] = _draft_id(speculation)
-    return values
-
-
-def _draft_id(speculation: Speculation) -> str:
-    """The id of a draft model as it was asked for, else its first; a name in capitals where its file has none."""
-    model = speculation.draft.model
-    assert model is not None
-    ids = {each.lower(): each for each in model.hf_ids}
-    return ids.get(speculation.draft.asked.lower(), next(iter(model.hf_ids), _NO_DRAFT))
-
-
-def _draft_notes(speculation: Speculation | None, speculator: Speculator | None) -> Iterator[str]:
-    """What must be known of a draft."""
-    if speculation is None or speculator is None:
-        return
-    if speculation.draft.kind == "model" and _draft_id(speculation) == _NO_DRAFT:
-        yield f"{_NO_DRAFT} stands for a Hugging Face id or path: the file of {speculation.draft.label} names none"
-    if speculator.note is not None:
-        yield speculator.note
 
 
 def _start(model: Model, placement: Placement, engine: Engine, plan: Plan, workload: Workload, limits: Limits) -> Start:
@@ -331,7 +268,7 @@ def _values(launch: Launch, start: Start, workload: Workload) -> dict[str, Any]:
         "tokens": scheduler.chunk_tokens,
         "block": scheduler.block_tokens,
         "ranks": plan.replica_chips,
-        **_drafted(workload.speculation),
+        **placeholders(workload.speculation),
     }
 
 

@@ -49,7 +49,7 @@ def price_all(request: Request) -> Priced:
     )
     plans, undrafted = _with_draft(request, plans)
     plans, unpriced = _with_kernels(request, placement, plans)
-    refused += undrafted + unpriced
+    refused = [*undrafted, *refused, *unpriced]  # what holds for all plans first
     found: list[Results] = []
     for setting, alike in _by_structure(request, placement, plans):
         results, dropped = _alike(request, setting, alike)

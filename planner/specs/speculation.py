@@ -11,7 +11,10 @@ MTP, NGRAM = "mtp", "ngram"
 Kind = Literal["mtp", "ngram", "model"]
 SEARCHED_TOKENS = 0
 """In the place of k: as many as suit the goal best (`ranking.rank` tries them)."""
-KINDS: tuple[Kind, ...] = ("mtp", "ngram", "model")
+KINDS: dict[Kind, str] = {
+    "mtp": "the model's prediction modules", "ngram": "look-up in the prompt", "model": "a draft model",
+}  # fmt: skip
+"""Kinds of drafts, in words."""
 
 
 class Draft(NamedTuple):

@@ -179,6 +179,16 @@ def test_an_engine_that_cannot_is_refused(words: str, problem: str) -> None:
     assert problem in " ".join(done.err.split())
 
 
+def test_what_the_engine_cannot_is_not_ranked_either() -> None:
+    words = f"{MODEL} --gpus 8 --spec-tokens 2 --spec-accept 0.7"
+    found = rows(f"{words} --engine sglang --draft ngram --rejected --top 0")
+    assert {row["pp"] for row in found if row["error"] is None} == {1}
+    assert any("cannot speculate with look-up in the prompt over 2" in (row["error"] or "") for row in found)
+    done = run(*shlex.split(f"{words} --engine vllm-0.11 --draft llama3-8b"))
+    assert done.status == 3
+    assert "draft models are not supported" in " ".join(done.err.split())
+
+
 def test_the_words_of_vllm_are_json() -> None:
     (row,) = rows("launch -m llama3-70b --plan TP8 --spec-tokens 3 --draft meta-llama/Meta-Llama-3-8B-Instruct")
     argv = row["argv"]
