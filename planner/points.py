@@ -14,8 +14,8 @@ from planner.errors import InputError, PlannerError
 from planner.plans.plan import Plan
 from planner.request import LAYOUTS, OBJECTIVES
 from planner.specs.catalog import load_hardware
-from planner.specs.drafts import MOST_TOKENS
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
+from planner.specs.speculation import MOST_TOKENS
 from planner.specs.workload import ARRIVALS, SCHEDULES
 
 Array = NDArray[np.float64]

@@ -17,8 +17,7 @@ from planner.plans.space import Refused
 from planner.pricing import price_all, within
 from planner.request import TIMES, Limits, Request
 from planner.results import Results
-from planner.specs.drafts import AUTO
-from planner.specs.speculation import SEARCHED_TOKENS, Speculation
+from planner.specs.speculation import AUTO, SEARCHED_TOKENS, Speculation
 from planner.units import MS
 
 MEASURED_ERROR = 0.10

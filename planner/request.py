@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 from planner.errors import InputError
 from planner.plans.plan import FFN
 from planner.plans.space import Filters
-from planner.specs.drafts import check_accept, check_tokens
 from planner.specs.engine import ATTENTION, Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
+from planner.specs.speculation import check_accept, check_tokens
 from planner.specs.workload import ARRIVALS, SCHEDULES, Workload
 from planner.units import MS
 

@@ -21,9 +21,9 @@ from planner.report.figures import short
 from planner.request import TIMES, check_prefix_hit
 from planner.results import COLUMNS, Results
 from planner.specs.catalog import load_machine, load_model
-from planner.specs.drafts import check_asked
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
+from planner.specs.speculation import check_asked
 
 Machine = tuple[Hardware, Engine]
 Points = Annotated[

@@ -11,7 +11,7 @@ import typer
 from planner.errors import InputError
 from planner.report import tabular
 from planner.report.stderr import say
-from planner.specs.drafts import AUTO
+from planner.specs.speculation import AUTO
 
 Model = Annotated[
     str,

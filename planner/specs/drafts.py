@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
-from typing import Any
-
 from planner.errors import InputError
 from planner.specs.catalog import load_model
 from planner.specs.model import Model
-from planner.specs.speculation import MTP, NGRAM, SEARCHED_TOKENS, Draft, Speculation, module_of
+from planner.specs.speculation import AUTO, MTP, NGRAM, SEARCHED_TOKENS, Draft, Speculation, check_asked, module_of
 
-AUTO = "auto"
-MOST_TOKENS = 64
-"""Drafted tokens of a step beyond which a number is a slip of the keyboard."""
 VOCABULARY_PADDING = 512
 """Rows by which two tables of the same tokens may differ: makers pad them to different multiples."""
 
@@ -50,42 +44,6 @@ def speculation_of(
         None if accept is None else float(accept),
         draft_of(draft, model),
     )
-
-
-def check_asked(tokens: Any, accept: Any) -> None:
-    """Refuses what cannot be --spec-tokens and --spec-accept, where they are given.
-
-    Raises:
-        InputError: no number, or out of range.
-    """
-    if tokens is not None:
-        check_tokens("--spec-tokens", tokens)
-    if accept is not None:
-        check_accept("--spec-accept", accept)
-
-
-def check_tokens(name: str, value: Any) -> None:
-    """Refuses what is no number of drafted tokens; `name` is how the user knows it.
-
-    Raises:
-        InputError: not whole, or out of range.
-    """
-    if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) <= MOST_TOKENS:
-        raise InputError(f"{name} must be a whole number from 0 to {MOST_TOKENS}, found {value!r}")
-
-
-def check_accept(name: str, value: Any) -> None:
-    """Refuses what is no probability.
-
-    Raises:
-        InputError: no number, or none from 0 to 1.
-    """
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise InputError(f"{name} must be a number, found {value!r}")
-    if not 0 <= float(value) <= 1:
-        raise InputError(
-            f"{name} must be from 0 to 1, the share of drafted tokens that are accepted, found {float(value):g}"
-        )
 
 
 def draft_of(name: str | None, model: Model) -> Draft:

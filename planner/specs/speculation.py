@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from numbers import Integral, Real
+from typing import Any, Literal, NamedTuple
 
+from planner.errors import InputError
 from planner.specs.model import Model
 
+AUTO = "auto"
+MOST_TOKENS = 64
+"""Drafted tokens of a step beyond which a number is a slip of the keyboard."""
 MTP, NGRAM = "mtp", "ngram"
 """Words for drafts that are no model of their own: the model's prediction modules, and look-up in the prompt."""
 Kind = Literal["mtp", "ngram", "model"]
@@ -67,3 +72,39 @@ def module_of(model: Model) -> Model | None:
         prediction=None,
         extra=(),
     )
+
+
+def check_asked(tokens: Any, accept: Any) -> None:
+    """Refuses what cannot be --spec-tokens and --spec-accept, where they are given.
+
+    Raises:
+        InputError: no number, or out of range.
+    """
+    if tokens is not None:
+        check_tokens("--spec-tokens", tokens)
+    if accept is not None:
+        check_accept("--spec-accept", accept)
+
+
+def check_tokens(name: str, value: Any) -> None:
+    """Refuses what is no number of drafted tokens; `name` is how the user knows it.
+
+    Raises:
+        InputError: not whole, or out of range.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) <= MOST_TOKENS:
+        raise InputError(f"{name} must be a whole number from 0 to {MOST_TOKENS}, found {value!r}")
+
+
+def check_accept(name: str, value: Any) -> None:
+    """Refuses what is no probability.
+
+    Raises:
+        InputError: no number, or none from 0 to 1.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"{name} must be a number, found {value!r}")
+    if not 0 <= float(value) <= 1:
+        raise InputError(
+            f"{name} must be from 0 to 1, the share of drafted tokens that are accepted, found {float(value):g}"
+        )
