@@ -13,6 +13,7 @@ import pytest
 from helpers import run
 
 import planner
+from planner import Filters
 
 MODEL = "--model llama3-70b --isl 500 --osl 200"
 ASKED = "--spec-tokens 3 --spec-accept 0.7 --draft llama3-8b"
@@ -34,7 +35,7 @@ def text(words: str) -> str:
 
 def test_all_commands_and_python_give_the_same_figures() -> None:
     priced = planner.estimate("llama3-70b", tp=8, concurrency=24, **OPTIONS)
-    ranked = planner.plan("llama3-70b", 8, concurrency=24, **OPTIONS)
+    ranked = planner.plan("llama3-70b", 8, concurrency=24, filters=Filters(tp=(8,)), **OPTIONS)
     (by_plan,) = (row for row in ranked if row["plan"] == "TP8")
     found = [
         rows(f"estimate {MODEL} {ASKED} --tp 8 --concurrency 24")[0],
@@ -47,7 +48,7 @@ def test_all_commands_and_python_give_the_same_figures() -> None:
     for name in ("ttft_ms", "tpot_ms", "latency_ms", "tokens_per_s", "memory_gib", "tokens_per_step"):
         assert [row[name] for row in found] == pytest.approx([priced[name]] * 4, rel=1e-12), name
         assert plain[name] is None or priced[name] != pytest.approx(plain[name], rel=1e-6), name
-    explained = rows(f"explain {MODEL} {ASKED} --plan TP8 --concurrency 24")
+    explained = rows(f"explain {MODEL} {ASKED} --gpus 8 --tp 8 --concurrency 24")
     for section in ("ttft", "tpot"):
         items = [row["time_ms"] for row in explained if row["section"] == section and row["against"] is None]
         assert sum(items) == pytest.approx(priced[f"{section}_ms"], rel=1e-9)
@@ -56,7 +57,7 @@ def test_all_commands_and_python_give_the_same_figures() -> None:
 def test_the_caption_says_what_is_drafted_and_what_a_step_yields() -> None:
     said = "3 tokens drafted by llama3-8b, 2.533 tokens a step"
     assert said in text(f"{MODEL} {ASKED} --gpus 8")
-    explained = text(f"explain {MODEL} {ASKED} --plan TP8")
+    explained = text(f"explain {MODEL} {ASKED} --gpus 8 --tp 8")
     assert said in explained
     assert "A step yields 2.533 tokens of a request" in explained
     assert "to draft 3 tokens and" in explained
@@ -67,8 +68,11 @@ def test_the_caption_says_what_is_drafted_and_what_a_step_yields() -> None:
 def test_auto_drafts_as_many_tokens_as_suit_the_goal_best(objective: Any) -> None:
     work: dict[str, Any] = {"isl": 128, "osl": 512, "concurrency": 200, "objective": objective}
     more: dict[str, Any] = {"spec_accept": 0.8, "draft": "llama3.2-1b"}
-    (best, *_) = planner.plan("llama3-70b", 8, spec_tokens="auto", **work, **more)
-    each = {k: planner.plan("llama3-70b", 8, spec_tokens=k, **work, **more)[0] for k in range(1, 9)}
+    (best, *_) = planner.plan("llama3-70b", 8, spec_tokens="auto", filters=Filters(tp=(8,)), **work, **more)
+    each = {
+        k: planner.plan("llama3-70b", 8, spec_tokens=k, filters=Filters(tp=(8,)), **work, **more)[0]
+        for k in range(1, 9)
+    }
     column, sign = ("latency_ms", 1) if objective == "latency" else ("tokens_per_s", -1)
     assert best["spec_tokens"] == min(each, key=lambda k: sign * each[k][column])
     assert best == each[best["spec_tokens"]]
@@ -76,11 +80,14 @@ def test_auto_drafts_as_many_tokens_as_suit_the_goal_best(objective: Any) -> Non
 
 
 def test_auto_is_a_number_wherever_a_plan_is_shown() -> None:
-    words = "-m llama3-70b --isl 128 --osl 512 --spec-tokens auto --spec-accept 0.8 --draft llama3.2-1b"
-    assert "6 tokens drafted by llama3.2-1b" in text(f"{words} --gpus 8")
-    assert "6 tokens drafted by llama3.2-1b" in text(f"explain {words} --plan TP8")
-    rejected = rows(f"{words} --gpus 8 --rejected --top 1")
-    assert {row["spec_tokens"] for row in rejected} == {6}
+    words = "-m llama3-8b --gpus 1 --isl 128 --osl 512 --spec-tokens auto --spec-accept 0.8 --draft llama3.2-1b"
+    tokens = rows(words)[0]["spec_tokens"]
+    assert tokens in range(2, 8)
+    assert f"{tokens} tokens drafted by llama3.2-1b" in text(words)
+    assert f"{tokens} tokens drafted by llama3.2-1b" in text(f"explain {words}")
+    rejected = rows(f"{words.replace('--gpus 1', '--gpus 3')} --rejected --top 1")
+    assert len(rejected) > 1
+    assert {row["spec_tokens"] for row in rejected} == {tokens}
 
 
 def test_points_have_their_own(tmp_path: Path) -> None:
@@ -142,7 +149,7 @@ def test_compare_says_from_which_load_on_drafting_does_not_pay() -> None:
         ("--spec-tokens 3 --spec-accept 0.7 --draft llama9", "llama9"),
     ],
 )
-@pytest.mark.parametrize("command", ["", "explain", "sweep"])
+@pytest.mark.parametrize("command", ["", "sweep"])
 def test_what_cannot_be_used_is_named(command: str, words: str, problem: str) -> None:
     done = run(*shlex.split(f"{command} {MODEL} --gpus 8 {words}"))
     assert done.status == 2

@@ -161,7 +161,7 @@ def test_rows_that_draft_nothing_are_what_they_were_bit_for_bit(name: str, sched
 
 @pytest.mark.parametrize("kind", ["ngram", "model", "mtp"])
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     isl=st.integers(1, 8000), osl=st.integers(2, 800), load=st.integers(1, 64), pp=st.sampled_from((1, 2, 4)),
     k=st.integers(1, 8), shares=st.tuples(st.floats(0, 1), st.floats(0, 1)),
