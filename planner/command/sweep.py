@@ -143,7 +143,7 @@ def run(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Rank anew for every combination of some models, chips, lengths, loads, dtypes and goals."""
+    """Rank anew for every combination of some models, chips, lengths, loads, dtypes, drafts and goals."""
     opt.check_targets(csv, json, specs=(model, hardware, engine))
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,
