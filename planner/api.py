@@ -11,6 +11,7 @@ from planner.plans.space import Filters
 from planner.ranking import rank
 from planner.request import MOST_CHIPS, Limits, Objective, Request, check_number
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import speculation_of
 from planner.specs.lengths import Spread, lengths_from
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
@@ -34,6 +35,9 @@ def plan(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     prefix_hit: float = 0.0,
+    spec_tokens: int | str | None = None,
+    spec_accept: float | None = None,
+    draft: str | None = None,
     max_ttft_ms: float | None = None,
     max_tpot_ms: float | None = None,
     max_latency_ms: float | None = None,
@@ -63,6 +67,8 @@ def plan(
     if gpus is not None and max_gpus is not None:
         raise InputError("gpus says how many chips there are, max_gpus how many to look at; give one of them")
     machine, software = load_machine(hardware, engine)
+    target = load_model(model)
+    speculation = speculation_of(spec_tokens, spec_accept, draft, target)
 
     def seconds(name: str, value: float | None) -> float | None:
         if value is None:
@@ -72,7 +78,7 @@ def plan(
 
     return rank(
         Request(
-            load_model(model),
+            target,
             machine,
             software.limited(max_num_seqs, max_num_batched_tokens),
             (max_gpus or MOST_CHIPS) if gpus is None else gpus,
@@ -88,6 +94,7 @@ def plan(
                 prefix_hit,
                 arrival_rate,
                 spread.lengths,
+                speculation,
             ),
             objective,
             Limits(

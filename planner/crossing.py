@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.serving import Rows, fit, price
+from planner.costs.speculation import columns_of
 from planner.errors import InputError, NoPlanError
 from planner.explaining.breakdown import pinned, plan_of
 from planner.explaining.goal import goal_value
@@ -208,6 +209,7 @@ def _rows(request: Request, plans: Sequence[Plan], loads: Array, prompts: Array)
         concurrency=np.tile(loads, len(plans)),
         max_context=work.max_context or 0,
         prefix_hit=work.prefix_hit,
+        **columns_of(work.speculation),
     )
 
 

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from planner.arriving import IDLE, Reach, load_at, mark_arrivals, reach, steady
 from planner.costs.collectives import Network
-from planner.costs.layers import Structure
+from planner.costs.layers import Formats, Structure
 from planner.costs.memory import Budget
 from planner.costs.serving import Fit, Rows, Setting, fit, formats_of, price, structure_of
+from planner.costs.speculation import Drafting, columns_of
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
+from planner.plans.rules import draft_refusal
 from planner.plans.space import Refused, enumerate_plans
 from planner.request import TIMES, Limits, Request, check
 from planner.results import Results, results_of
@@ -83,8 +85,19 @@ def feasible(request: Request) -> tuple[Placement, list[Plan], list[Refused]]:
     plans, refused = enumerate_plans(
         request.model, request.engine, placement, request.filters, request.workload.weights
     )
+    plans, undrafted = with_draft(request, plans)
     plans, unpriced = with_kernels(request, placement, plans)
-    return placement, plans, refused + unpriced
+    return placement, plans, [*undrafted, *refused, *unpriced]  # what holds for all plans first
+
+
+def with_draft(request: Request, plans: list[Plan]) -> tuple[list[Plan], list[Refused]]:
+    """The plans over whose tensor-parallel group the draft divides, and the others refused."""
+    speculation = request.workload.speculation
+    if speculation is None:
+        return plans, []
+    reasons = {plan: draft_refusal(speculation.draft, request.engine, plan) for plan in plans}
+    refused = [Refused(plan, reason) for plan, reason in reasons.items() if reason]
+    return [plan for plan in plans if not reasons[plan]], refused
 
 
 class _Served(NamedTuple):
@@ -241,6 +254,7 @@ def most_requests(request: Request) -> list[tuple[Plan, Setting, float, float]]:
     check(request)
     placement = Placement.of(request.hardware, request.gpus, request.slice)
     plans, _ = enumerate_plans(request.model, request.engine, placement, request.filters, request.workload.weights)
+    plans, _ = with_draft(request, plans)
     found = []
     for setting, alike in by_structure(request, placement, plans):
         fitted = fit(setting, rows_of(request, alike, np.arange(len(alike)), 1.0), clip=False)
@@ -261,19 +275,33 @@ def by_structure(request: Request, placement: Placement, plans: list[Plan]) -> I
 def setting_of(request: Request, placement: Placement, structure: Structure) -> Setting:
     """What all rows of a request with this structure share."""
     work, price_given = request.workload, request.usd_per_chip_hour
+    formats = formats_of(request.model, request.hardware, request.engine, work.weights, work.kv_cache)
     listed = request.hardware.price
     return Setting(
         request.model,
         request.hardware,
         request.engine,
         placement,
-        formats_of(request.model, request.hardware, request.engine, work.weights, work.kv_cache),
+        formats,
         structure,
         Budget.of(request.hardware, request.engine, request.limits.memory, request.limits.memory_fraction),
         work.schedule or request.engine.scheduler.schedule,
         work.arrivals or request.engine.scheduler.arrivals,
         price_given if price_given is not None else (listed.usd_per_chip_hour if listed else None),
-        work.lengths,
+        lengths=work.lengths,
+        drafting=drafting_of(request, formats),
+    )
+
+
+def drafting_of(request: Request, target: Formats) -> Drafting | None:
+    """What drafts beside a target of these formats, if anything does."""
+    speculation = request.workload.speculation
+    if speculation is None or not speculation.tokens:
+        return None
+    return Drafting.of(
+        speculation.draft,
+        target,
+        lambda model, cache: formats_of(model, request.hardware, request.engine, None, cache),
     )
 
 
@@ -289,6 +317,7 @@ def rows_of(request: Request, plans: list[Plan], which: NDArray[np.intp], concur
         concurrency=concurrency,
         max_context=work.max_context or 0,
         prefix_hit=work.prefix_hit,
+        **columns_of(work.speculation),
     )
 
 
@@ -438,7 +467,8 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
             )
         elif fitted.by_memory[index] >= concurrency[index]:
             reasons[index] = (
-                f"the engine runs at most {_sequences(setting.engine.scheduler.max_sequences)} a replica, "
+                f"the engine runs at most {_sequences(setting.engine.scheduler.max_sequences)} a replica"
+                f"{', and as many as its tokens of an iteration leave for drafts' if setting.drafting else ''}, "
                 f"{fitted.max_concurrency[index]:.0f} in all, {concurrency[index]:.0f} asked; "
                 f"there is KV room for {fitted.by_memory[index]:.0f}"
             )

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from planner.advice import why_none
 from planner.costs.serving import formats_of
-from planner.errors import NoPlanError
+from planner.errors import InputError, NoPlanError
 from planner.extrapolation import stands_on_measurements
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
@@ -18,6 +18,7 @@ from planner.pricing import price_all, within
 from planner.request import TIMES, Limits, Request, check
 from planner.results import Results
 from planner.sizing import size_all
+from planner.specs.speculation import AUTO, SEARCHED_TOKENS, Speculation
 from planner.units import MS
 
 MEASURED_ERROR = 0.10
@@ -25,6 +26,8 @@ MEASURED_ERROR = 0.10
 and of measured pairs of plans further apart than this 99.7 % were ordered right (`plan validate`)."""
 ASSUMED_ERROR = 0.25
 """The same where host time or kernels stand for another chip, or another version of the engine (assumed)."""
+MOST_TRIED = 8
+"""Drafted tokens of a step that are tried where they are searched."""
 Array = NDArray[np.float64]
 
 
@@ -51,11 +54,16 @@ class NoneLeftError(NoPlanError):
 def rank(request: Request) -> Ranking:
     """All plans of a request, ranked; of those on the fewest chips first, where chips are to be counted.
 
+    Where drafted tokens are searched, the request of the ranking has their number.
+
     Raises:
         InputError: the request makes no sense.
         NoPlanError: no plan satisfies it; says which limit, the numbers and what would do (as NoneLeftError
             unless it is not even known what there is to refuse).
     """
+    speculation = request.workload.speculation
+    if speculation is not None and speculation.tokens == SEARCHED_TOKENS:
+        return _best_drafted(request, speculation)
     if request.fewest and request.hardware.torus is not None:
         return _smallest_slice(request)
     priced = size_all(request) if request.fewest else price_all(request)
@@ -97,6 +105,32 @@ def _smallest_slice(request: Request) -> Ranking:
 def _on_slice(request: Request, chips: int) -> Ranking:
     ranking = rank(request._replace(gpus=chips, fewest=False))
     return ranking._replace(request=ranking.request._replace(fewest=True))
+
+
+def _best_drafted(request: Request, speculation: Speculation) -> Ranking:
+    """The ranking of those drafted tokens, of 1 to MOST_TRIED, whose first plan is best; of equals the fewest.
+
+    Raises:
+        InputError: a frontier, of which no row is better than another.
+        NoPlanError: as `rank`, for one drafted token.
+    """
+    if request.pareto:
+        raise InputError(f"--spec-tokens {AUTO} needs a goal, and --pareto has none; give a number")
+    best: Ranking | None = None
+    failed: NoPlanError | None = None
+    for tokens in range(1, MOST_TRIED + 1):
+        work = request.workload._replace(speculation=speculation._replace(tokens=tokens))
+        try:
+            found = rank(request._replace(workload=work))
+        except NoPlanError as error:
+            failed = failed or error
+            continue
+        if best is None or metric(found.results, request.objective)[0] < metric(best.results, request.objective)[0]:
+            best = found
+    if best is None:
+        assert failed is not None
+        raise failed
+    return best
 
 
 def tradeoff(request: Request) -> tuple[Results, Results]:
@@ -183,7 +217,7 @@ def error_bar(request: Request) -> float:
     work = request.workload
     formats = formats_of(request.model, request.hardware, request.engine, work.weights, work.kv_cache)
     known = stands_on_measurements(request.hardware, request.engine, formats.compute)
-    return MEASURED_ERROR if known else ASSUMED_ERROR
+    return MEASURED_ERROR if known and work.speculation is None else ASSUMED_ERROR
 
 
 def _ties(results: Results, objective: str, error: float) -> NDArray[np.object_]:

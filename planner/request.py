@@ -13,6 +13,7 @@ from planner.plans.space import Filters
 from planner.specs.engine import ATTENTION, FFN, Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
+from planner.specs.speculation import check_accept, check_tokens
 from planner.specs.workload import ARRIVALS, SCHEDULES, Workload
 from planner.units import MS
 
@@ -114,6 +115,9 @@ def check(request: Request) -> None:
     check_memory(limits)
     check_prefix_hit("--prefix-hit", work.prefix_hit)
     _check_arrivals(request)
+    if work.speculation is not None:
+        check_tokens("--spec-tokens", work.speculation.tokens)
+        check_accept("--spec-accept", work.speculation.accept)
     for name, text in {"weights": work.weights, "kv-cache": work.kv_cache, "slice": request.slice}.items():
         if text is not None and not isinstance(text, str):
             raise InputError(f"--{name} must be a text, found {text!r}")

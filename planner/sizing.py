@@ -27,6 +27,7 @@ from planner.pricing import (
     most_within,
     over_limits,
     rows_of,
+    with_draft,
     with_kernels,
 )
 from planner.request import Request, check
@@ -58,8 +59,9 @@ def size_all(request: Request) -> Priced:
     placement = Placement.of(request.hardware, request.gpus)
     filters, allowed = request.filters._replace(dp=(1,)), request.filters.dp
     plans, refused = enumerate_plans(request.model, request.engine, placement, filters, request.workload.weights)
+    plans, undrafted = with_draft(request, plans)
     plans, unpriced = with_kernels(request, placement, plans)
-    refused += unpriced
+    refused = [*undrafted, *refused, *unpriced]
     parts = [
         _sized(request, placement, setting, alike, allowed)
         for setting, alike in by_structure(request, placement, plans)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +15,7 @@ from planner.ranking import rank
 from planner.request import MOST, OBJECTIVES, Limits, Request, check, chips_for
 from planner.results import COLUMNS
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import speculation_of
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
@@ -24,10 +26,13 @@ Value = TypeVar("Value", str, int)
 
 AXES: dict[str, Any] = {
     "model": None, "hardware": "h100", "engine": None, "gpus": None, "isl": 1024, "osl": 256, "concurrency": None,
-    "arrival_rate": None, "weights": None, "kv_cache": None, "objective": "latency",
+    "arrival_rate": None, "weights": None, "kv_cache": None, "objective": "latency", "spec_tokens": None,
+    "spec_accept": None,
 }  # fmt: skip
 """Options that a sweep takes lists for, outermost first, with what `plan` takes where they are not given."""
-NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency"))
+NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency", "spec_tokens"))
+LEAST = {"spec_tokens": 0}
+"""The least of whole numbers where it is not 1."""
 RATES = frozenset(("arrival_rate",))
 """Axes of numbers that need not be whole."""
 COLUMN_OF = {"arrival_rate": "arrival_rate_per_s"}
@@ -52,13 +57,28 @@ def words(text: str, option: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+def shares(text: str, option: str) -> tuple[float, ...]:
+    """The numbers of a comma list.
+
+    Raises:
+        InputError: something that is no number.
+    """
+    found = []
+    for word in words(text, option):
+        try:
+            found.append(float(word))
+        except ValueError:
+            raise InputError(f"{option}: expected numbers joined by commas, found {word!r}") from None
+    return tuple(dict.fromkeys(found))
+
+
+def whole_numbers(text: str, option: str, least: int = 1) -> tuple[int, ...]:
     """The numbers of a comma list: whole ones, or ranges `8:64:8` (by adding) and `1:256:x2` (by multiplying).
 
     The end of a range belongs to it if a step meets it. A number that stands twice counts once.
 
     Raises:
-        InputError: neither of these, a number outside 1 ... MOST, or more than MOST_POINTS of them.
+        InputError: neither of these, a number outside `least` ... MOST, or more than MOST_POINTS of them.
     """
     found: dict[int, None] = {}
     for part in words(text, option):
@@ -70,8 +90,8 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
         numbers = range(int(part), int(part) + 1) if match is None else _range(match, option)
         if len(numbers) > MOST_POINTS:
             raise InputError(f"{option}: {part} are {len(numbers)} numbers; a sweep has at most {MOST_POINTS} points")
-        if not numbers or numbers[0] < 1 or numbers[-1] > MOST:
-            raise InputError(f"{option}: expected numbers from 1 to {MOST}, the first the lowest, found {part!r}")
+        if not numbers or numbers[0] < least or numbers[-1] > MOST:
+            raise InputError(f"{option}: expected numbers from {least} to {MOST}, the first the lowest, found {part!r}")
         found.update(dict.fromkeys(numbers))
     return tuple(found)
 
@@ -135,6 +155,8 @@ class Sweep(NamedTuple):
     """Rows of each point; 0 = all."""
     max_gpus: int | None = None
     """Where the fewest chips are sought, how many are looked at; none = MOST_CHIPS, if they are sought at all."""
+    draft: str | None = None
+    """What drafts, as it is named."""
 
     @classmethod
     def of(
@@ -148,6 +170,7 @@ class Sweep(NamedTuple):
         slice: str | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        draft: str | None = None,
         shared: str = "",
         top: int = 1,
         max_gpus: int | None = None,
@@ -163,6 +186,7 @@ class Sweep(NamedTuple):
             slice: shape of a torus slice.
             max_num_seqs: of every engine (`Engine.limited`).
             max_num_batched_tokens: likewise.
+            draft: what drafts in points that draft (`specs.drafts`).
             shared: all of these, as they are typed.
             top: rows of each point; 0 = all.
             max_gpus: where `gpus` is no axis and the fewest chips are sought, how many are looked at.
@@ -187,7 +211,10 @@ class Sweep(NamedTuple):
             models[lists["model"][0]], machine, software, 1, workload, lists["objective"][0],
             limits, filters, price, slice,
         )  # fmt: skip
-        sweep = cls(lists, base, models, machines, shared, top, max_gpus)
+        sweep = cls(lists, base, models, machines, shared, top, max_gpus, draft)
+        for name in lists["model"]:
+            for tokens, accept in product(lists["spec_tokens"], lists["spec_accept"]):
+                speculation_of(tokens, accept, draft, models[name])
         sweep._check()
         return sweep
 
@@ -217,12 +244,14 @@ class Sweep(NamedTuple):
         base = self.base.workload
         if base.lengths is not None:  # which has the means, too
             work |= {"isl": base.isl, "osl": base.osl}
-        workload = base._replace(**work)
+        target = self.models[chosen["model"]]
+        speculation = speculation_of(chosen["spec_tokens"], chosen["spec_accept"], self.draft, target)
+        workload = base._replace(**work, speculation=speculation)
         gpus, fewest = chips_for(
             chosen["gpus"], self.max_gpus, self.base.limits, workload.arrival_rate, self.base.slice
         )
         request = self.base._replace(
-            model=self.models[chosen["model"]],
+            model=target,
             hardware=hardware,
             engine=engine,
             gpus=gpus,
@@ -276,6 +305,8 @@ def _failed(point: Point, reason: str) -> dict[str, Any]:
         "isl": work.isl,
         "osl": work.osl,
         "prefix_hit": work.prefix_hit,
+        "spec_tokens": work.speculation and work.speculation.tokens,
+        "spec_accept": work.speculation and work.speculation.accept,
         "concurrency": work.concurrency,
         "arrival_rate_per_s": work.arrival_rate,
         "error": reason,

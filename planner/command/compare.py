@@ -38,6 +38,9 @@ Gpus = Annotated[
 Weights = Annotated[
     str | None, typer.Option("--weights", metavar="DTYPE,...", help="Dtype of the weights, or several.")
 ]
+SpecTokens = Annotated[
+    str | None, typer.Option("--spec-tokens", metavar="N,...", help="Tokens drafted a step, or several; 0 = none.")
+]
 KvCache = Annotated[str | None, typer.Option("--kv-cache", metavar="DTYPE,...", help="Dtype of the KV, or several.")]
 
 
@@ -67,6 +70,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: SpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -112,6 +118,7 @@ def run(
         "engine": _split(engine, "--engine") or [None],
         "weights": _split(weights, "--weights") or [None],
         "kv": _split(kv_cache, "--kv-cache") or [None],
+        "drafted": _split(spec_tokens, "--spec-tokens") or [None],
     }
     chosen = filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid)
     if labels and any(chosen):
@@ -123,11 +130,11 @@ def run(
         )
         raise InputError(
             f"compare takes 2 to {MOST} candidates, found {len(combined)} ({several}): name several plans, or give a "
-            "comma list to --hardware, --engine, --model, --weights or --kv-cache"
+            "comma list to --hardware, --engine, --model, --weights, --kv-cache or --spec-tokens"
         )
     limits = limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction)
     found: list[Candidate] = []
-    for text, name, chip, software, stored, cache in combined:
+    for text, name, chip, software, stored, cache, tokens in combined:
         wanted = None if text is None else Plan.parse(text)
         request = request_of(
             name or "",
@@ -144,6 +151,7 @@ def run(
             slice_,
             max_num_seqs,
             max_num_batched_tokens,
+            (None if tokens is None else _whole(tokens), spec_accept, draft),
         )
         if objective == "cost" and request.usd_per_chip_hour is None and request.hardware.price is None:
             raise InputError(
@@ -152,6 +160,7 @@ def run(
             )
         own = {"hardware": request.hardware.name, "model": request.model.name, "engine": request.engine.name}
         own |= {"weights": f"{stored or request.model.weights}", "kv": f"{cache or 'own'} KV"}
+        own |= {"drafted": f"{tokens or 'none'} drafted"}
         varied = [own[what] for what, values in named.items() if len(values) > 1 and what in own]
         try:
             one = candidate("", request, wanted)
@@ -180,6 +189,17 @@ def _picture(found: report.Comparison, plot: str | None) -> bytes:
     from planner.report.plot import comparison_plot  # noqa: PLC0415 (needed where it is asked for)
 
     return comparison_plot(found.plans, [one.label for one in found.candidates], str(plot))
+
+
+def _whole(word: str) -> int:
+    """One of --spec-tokens.
+
+    Raises:
+        InputError: no whole number.
+    """
+    if not word.isdecimal():
+        raise InputError(f"--spec-tokens: expected whole numbers joined by commas, found {word!r}")
+    return int(word)
 
 
 def _split(text: str | None, option: str) -> list[str]:

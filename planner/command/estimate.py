@@ -24,6 +24,7 @@ from planner.specs.catalog import load_machine, load_model
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.specs.lengths import lengths_of
+from planner.specs.speculation import check_asked
 
 Machine = tuple[Hardware, Engine]
 Points = Annotated[
@@ -85,6 +86,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: opt.SpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -107,6 +111,7 @@ def run(
     opt.check_targets(csv, json, ("--placement-svg", placement_svg), specs=(model, hardware, engine, lengths))
     opt.check_pages(None, placement_svg)
     check_prefix_hit("--prefix-hit", prefix_hit)
+    check_asked(spec_tokens, spec_accept)
     outputs = (("--csv", csv), ("--json", json), ("--placement-svg", placement_svg))
     opt.check_apart(outputs, [points, *(against or [])])
     given: dict[str, Any] = {
@@ -118,6 +123,7 @@ def run(
         "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
         "memory_fraction": opt.above_zero(memory_fraction, "--memory-fraction"), "slice": slice_,
         "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "prefix_hit": prefix_hit,
+        "spec_tokens": spec_tokens, "spec_accept": spec_accept, "draft": draft,
     }  # fmt: skip
     limits = {
         name: limit

@@ -70,6 +70,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "compare": (
         Example("two replicas of TP4 against one of TP8", "compare TP8 TP4xDP2 -m llama3-70b --gpus 8"),
+        Example(
+            "from which load on drafting does not pay",
+            "compare TP8 -m llama3-70b --spec-tokens 0,4\n--spec-accept 0.7 --draft llama3-8b",
+        ),
         Example("the best plan of two kinds of chip", "compare -m llama3-70b --gpus 8 --hardware h100,h200"),
         Example("as bars in a file", "compare TP8 TP4xDP2 -m llama3-70b --plot bars.svg"),
     ),

@@ -62,6 +62,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: opt.SearchedSpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -114,6 +117,7 @@ def run(
         slice_,
         max_num_seqs,
         max_num_batched_tokens,
+        (opt.drafted(spec_tokens), spec_accept, draft),
     )
     if only is not None and any(request.filters):
         raise InputError("--plan names one plan; leave out --tp, --pp and the like, which choose among several")
@@ -156,6 +160,7 @@ def _placement_file(found: Breakdown) -> str:
 def _explained(request: Request, only: Plan | None, machines: list[Machine]) -> report.Explanation:
     chosen = rank(request if only is None else pinned(request, only))
     plan = plan_of(chosen.results, 0)
+    request = request._replace(workload=chosen.request.workload)  # drafted tokens may be searched
     one = breakdown(request, plan, load_of(chosen.results, 0))
     now = goal_value(chosen.results, 0, request.objective)
     tried = effects(request, now, changes(machines), only)

@@ -11,6 +11,7 @@ import typer
 from planner.errors import InputError
 from planner.report import tabular
 from planner.report.stderr import say
+from planner.specs.speculation import AUTO
 
 Model = Annotated[
     str,
@@ -110,6 +111,27 @@ MaxNumBatchedTokens = Annotated[
 ]
 PrefixHit = Annotated[
     float, typer.Option("--prefix-hit", metavar="SHARE", help="Share of a prompt whose KV is cached, as 0.6.")
+]
+SpecTokens = Annotated[
+    int | None, typer.Option("--spec-tokens", metavar="N", help="Tokens drafted a step (speculative decoding).")
+]
+SearchedSpecTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--spec-tokens",
+        metavar="N|auto",
+        help="Tokens drafted a step (speculative decoding); auto = the best of 1 to 8.",
+    ),
+]
+SpecAccept = Annotated[
+    float | None,
+    typer.Option("--spec-accept", metavar="SHARE", help="Share of drafted tokens that are accepted, as 0.7."),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", metavar="mtp|ngram|NAME|FILE", help="What drafts; default: the model's prediction modules (mtp)."
+    ),
 ]
 Objective = Annotated[str, typer.Option("--objective", metavar="GOAL", help="latency, ttft, tpot, throughput or cost.")]
 MaxTtft = Annotated[
@@ -223,6 +245,20 @@ def choices(text: str | None, option: str, allowed: tuple[str, ...]) -> tuple[st
         if word not in allowed:
             raise InputError(f"{option}: expected {' or '.join(allowed)}, found {word!r}")
     return words
+
+
+def drafted(text: str | None) -> int | str | None:
+    """Tokens drafted a step, or `auto`.
+
+    Raises:
+        InputError: neither.
+    """
+    if text is None or text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--spec-tokens: expected a whole number or {AUTO}, found {text!r}") from None
 
 
 def choice(text: str, option: str, allowed: tuple[str, ...]) -> str:

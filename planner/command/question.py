@@ -8,11 +8,14 @@ from planner.command import options as opt
 from planner.plans.space import Filters
 from planner.request import Limits, Objective, Request
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import speculation_of
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import ATTENTION, FFN
 from planner.specs.lengths import lengths_of
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
+
+Drafted = tuple[int | str | None, float | None, str | None]
 
 
 def request_of(
@@ -28,11 +31,13 @@ def request_of(
     slice_: str | None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    drafted: Drafted = (None, None, None),
 ) -> Request:
-    """The request for one model on one machine; `chips` as `request.chips_for` says.
+    """The request for one model on one machine; `chips` as `request.chips_for` says, `drafted` as the options do.
 
     Raises:
-        InputError: an unknown name or dtype, a file that cannot be used, a limit that the engine cannot have.
+        InputError: an unknown name or dtype, a file that cannot be used, a limit that the engine cannot have, a draft
+            that cannot draft.
     """
     machine, software = load_machine(hardware, engine)
     software = software.limited(max_num_seqs, max_num_batched_tokens)
@@ -41,8 +46,10 @@ def request_of(
     if workload.kv_cache is not None:
         kv_dtype(workload.kv_cache)
     asked = cast(Objective, objective)
+    target = load_model(model)
+    workload = workload._replace(speculation=speculation_of(*drafted, target))
     return Request(
-        load_model(model), machine, software, chips[0], workload, asked, limits, filters, price, slice_,
+        target, machine, software, chips[0], workload, asked, limits, filters, price, slice_,
         fewest=chips[1],
     )  # fmt: skip
 

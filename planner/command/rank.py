@@ -53,6 +53,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: opt.SearchedSpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -119,6 +122,7 @@ def run(
         slice_,
         max_num_seqs,
         max_num_batched_tokens,
+        (opt.drafted(spec_tokens), spec_accept, draft),
     )._replace(pareto=pareto)
     try:
         ranking = rank(request)
@@ -129,6 +133,7 @@ def run(
                 _tables().print_rejected(error.refused)
             sys.stdout.flush()  # before the sentence on stderr
         raise
+    request = ranking.request  # drafted tokens may be searched
     as_table = not opt.is_piped(csv, json) and not quiet
     # it takes as long as ranking: scripts that sweep read CSV; and of the first row there is nothing to say
     firm = mark(ranking) if as_table or html is not None or (json is not None and top != 1) else None
@@ -264,6 +269,8 @@ def _refused_row(request: Request, refused: Refused) -> dict[str, Any]:
         "isl": request.workload.isl,
         "osl": request.workload.osl,
         "prefix_hit": request.workload.prefix_hit,
+        "spec_tokens": request.workload.speculation and request.workload.speculation.tokens,
+        "spec_accept": request.workload.speculation and request.workload.speculation.accept,
         "concurrency": request.workload.concurrency,
         "arrival_rate_per_s": request.workload.arrival_rate,
         "error": refused.reason,

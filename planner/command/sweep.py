@@ -23,7 +23,20 @@ from planner.report.figures import plural
 from planner.report.progress import Progress
 from planner.specs.lengths import lengths_of
 from planner.specs.workload import ARRIVALS, SCHEDULES, Arrivals, Schedule, Workload
-from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, RATES, Sweep, finished, rates, whole_numbers, words
+from planner.sweeping import (
+    ASKED,
+    AXES,
+    COLUMNS_OF_SWEEP,
+    LEAST,
+    NUMBERS,
+    RATES,
+    Sweep,
+    finished,
+    rates,
+    shares,
+    whole_numbers,
+    words,
+)
 
 Row = dict[str, Any]
 _PATIENCE = 0.1  # seconds until an interrupt is looked for while a point is ranked
@@ -76,6 +89,13 @@ KvCaches = Annotated[
 Objectives = Annotated[
     str, typer.Option("--objective", metavar="GOAL,...", help="latency, ttft, tpot, throughput or cost.")
 ]
+SpecTokens = Annotated[
+    str | None, typer.Option("--spec-tokens", metavar="N,...", help="Tokens drafted a step (speculative decoding).")
+]
+SpecAccepts = Annotated[
+    str | None,
+    typer.Option("--spec-accept", metavar="SHARE,...", help="Shares of drafted tokens that are accepted."),
+]
 Top = Annotated[int, typer.Option("--top", min=0, help="Plans of each point to write; 0 = all.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that rank; the order of rows stays.")]
 GrowingCsv = Annotated[
@@ -118,6 +138,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: SpecTokens = None,
+    spec_accept: SpecAccepts = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -151,13 +174,13 @@ def run(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Rank anew for every combination of some models, chips, lengths, loads, dtypes and goals."""
+    """Rank anew for every combination of some models, chips, lengths, loads, dtypes, drafts and goals."""
     opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,
         "concurrency": concurrency, "arrival_rate": arrival_rate, "weights": weights, "kv_cache": kv_cache,
-        "objective": objective,
+        "objective": objective, "spec_tokens": spec_tokens, "spec_accept": spec_accept,
     }  # fmt: skip
     sweep = Sweep.of(
         {name: _values(name, text) for name, text in given.items() if text is not None},
@@ -174,6 +197,7 @@ def run(
         slice=slice_,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        draft=draft,
         shared=_shared(context),
         top=top,
         max_gpus=max_gpus,
@@ -223,7 +247,9 @@ def _values(name: str, text: str) -> tuple[Any, ...]:
     option = f"--{name.replace('_', '-')}"
     if name in RATES:
         return rates(text, option)
-    return whole_numbers(text, option) if name in NUMBERS else words(text, option)
+    if name == "spec_accept":
+        return shares(text, option)
+    return whole_numbers(text, option, LEAST.get(name, 1)) if name in NUMBERS else words(text, option)
 
 
 _OWN = frozenset((*AXES, "top", "jobs", "csv", "json", "no_header", "plot", "quiet", "debug"))

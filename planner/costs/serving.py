@@ -17,7 +17,17 @@ from planner.costs.collectives import Network
 from planner.costs.layers import Formats, Pass, Structure, causal_pairs
 from planner.costs.memory import Budget, Room, cached_tokens, held_tokens, needed_tokens, room
 from planner.costs.roofline import Parts, averaged, plus
-from planner.costs.step import PassTime, Replica, pass_time
+from planner.costs.speculation import (
+    Drafting,
+    Speculating,
+    answer_steps,
+    decode_rows,
+    decoded,
+    iteration,
+    per_token,
+    room_with_draft,
+)
+from planner.costs.step import PassTime, Replica
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
@@ -52,6 +62,8 @@ class Setting(NamedTuple):
     lengths: Lengths | None = None
     mean_load: bool = False
     """Batches are means over time, which need not be whole: so are microbatches then."""
+    drafting: Drafting | None = None
+    """What drafts where `Rows.spec_tokens` says so; none = no row speculates."""
 
 
 def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | None, kv_cache: str | None) -> Formats:
@@ -86,12 +98,16 @@ class Rows(NamedTuple):
     x: Array
     y: Array
     """Of the grid that the chips of a tensor-parallel group form, X x Y x Z = tp."""
+    spec_tokens: Array
+    """Tokens drafted a step and request; 0 = none."""
+    spec_accept: Array
+    """Probability that one of them is accepted, those before it being so."""
 
     @classmethod
     def of(cls, **columns: Num) -> Rows:
-        """Rows of columns that broadcast; `max_context`, `prefix_hit` and the grid (1 and tp) may be left out."""
-        columns.setdefault("max_context", 0.0)
-        columns.setdefault("prefix_hit", 0.0)
+        """Rows of columns that broadcast; those from `max_context` on may be left out (no grid: 1 and tp)."""
+        for name in ("max_context", "prefix_hit", "spec_tokens", "spec_accept"):
+            columns.setdefault(name, 0.0)
         columns.setdefault("x", 1.0)
         columns.setdefault("y", columns["tp"])
         arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
@@ -141,19 +157,19 @@ class Fit(NamedTuple):
 def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     """Memory of every row; with `clip` a batch that does not fit is cut to the one that does."""
     replica = _replica(setting, rows)
-    space: Room = room(
-        setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure, setting.budget
-    )
+    space = _room(setting, replica, rows)
     isl, osl = (rows.isl, rows.osl) if setting.lengths is None else setting.lengths.seen(rows.isl, rows.osl)
-    needed = needed_tokens(setting.engine, isl, osl, rows.max_context)
+    drafted = 0.0 if setting.drafting is None else rows.spec_tokens  # KV of tokens that may yet be rejected
+    asked = plus(isl, drafted), osl, plus(rows.max_context, drafted)
+    needed = needed_tokens(setting.engine, *asked)
     held_at_most = space.requests(needed)
-    most = np.minimum(held_at_most, setting.engine.scheduler.max_sequences)
+    most = np.minimum(held_at_most, _sequences(setting, drafted))
     batch = np.ceil(rows.concurrency / rows.dp)
     running = rows.concurrency
     if clip:
         batch = np.minimum(batch, np.maximum(most, 0.0))
         running = np.minimum(running, batch * rows.dp)
-    held = held_tokens(setting.engine, isl, osl, rows.max_context)
+    held = held_tokens(setting.engine, *asked)
     weights, kv, other = space.fullest(held, batch)
     every = np.ones_like(rows.tp)
     return Fit(
@@ -168,6 +184,27 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
         by_memory=held_at_most * rows.dp,
         needed=needed,
     )
+
+
+def _room(setting: Setting, replica: Replica, rows: Rows) -> Room:
+    """Memory before any request, with what drafts."""
+    drafting = setting.drafting
+    modules = 0 if drafting is None else drafting.draft.modules * (rows.spec_tokens > 0)
+    space = room(
+        setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure,
+        setting.budget, modules,
+    )  # fmt: skip
+    return room_with_draft(
+        space, drafting, rows.spec_tokens, setting.engine, setting.structure, setting.budget, replica.tp, replica.pp
+    )
+
+
+def _sequences(setting: Setting, drafted: Num) -> Num:
+    """Requests that a replica runs at most: in mixed iterations each takes 1 + k of the tokens of the budget."""
+    scheduler = setting.engine.scheduler
+    if setting.drafting is None or scheduler.prefill != "mixed" or scheduler.chunk_tokens is None:
+        return scheduler.max_sequences
+    return np.minimum(scheduler.max_sequences, np.floor(scheduler.chunk_tokens / (drafted + 1.0)))
 
 
 class Estimates(NamedTuple):
@@ -278,7 +315,7 @@ def _joined(blocks: list[Estimates]) -> Estimates:
 
 
 def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
-    return Replica(
+    replica = Replica(
         setting.model,
         setting.hardware,
         setting.engine,
@@ -292,6 +329,9 @@ def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
         rows.x.astype(int),
         rows.y.astype(int),
     )
+    if setting.drafting is None:
+        return replica
+    return Speculating.of(replica, setting.drafting, rows.spec_tokens, rows.spec_accept)
 
 
 def _price_block(
@@ -310,14 +350,15 @@ def _price_block(
     microbatches = np.ones_like(b) if whole else np.minimum(rows.pp, b)
     micro = _microbatch(setting.mean_load, b, microbatches)
     context = rows.isl + rows.osl / 2 if context is None else context
-    decode = pass_time(replica, Pass(micro, context))
+    decode = iteration(replica, Pass(micro, context))
     step = _pipelined(decode, microbatches).within(STEP)
+    token = per_token(replica, step)
     answers = rows.osl > 1
     after = np.where(answers, rows.osl - 1, 1.0)
     if setting.schedule == "static":
         ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
         ttft = ttft.within(OWN)
-        own, tpot, stalled, occupied = ttft, step, 0.0, ttft.total
+        own, tpot, stalled, occupied = ttft, token, 0.0, ttft.total
     else:
         own, prefill_rows, passes, replaced, occupied = _continuous_prefill(
             replica, rows, b, micro, microbatches, decode, context
@@ -329,7 +370,7 @@ def _price_block(
         ttft = own + stall * (1.0 - seen) + arriving.within(JOIN)
         if setting.engine.scheduler.join_steps:
             ttft = ttft + step.within(JOIN) * (setting.engine.scheduler.join_steps * (b > 1))
-        tpot = step + stall * (seen / after)
+        tpot = token + stall * (seen / after)
     residence = ttft.total + (rows.osl - 1) * tpot.total
     latency = ttft.total + (rows.osl - 1) * np.where(answers, tpot.total, 0.0)
 
@@ -348,10 +389,10 @@ def _price_block(
         latency=latency * empty,
         requests_per_s=running / residence * empty,
         mfu_prefill=useful * prefill_rows / (chips * peak * own_total) * empty,
-        mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
+        mfu_decode=useful * b / (chips * peak * token.total) * no_answer,
         ttft_parts=ttft.over(rows.length),
         tpot_parts=tpot.over(rows.length),
-        prefill_share=prompts / (prompts + (rows.osl - 1) * step.total) * empty,
+        prefill_share=prompts / (prompts + (rows.osl - 1) * token.total) * empty,
         prompt=plus(occupied, stalled) / b * empty,
         prompt_variation=np.zeros(rows.length),
         ttft_p90=np.full(rows.length, np.nan),
@@ -385,20 +426,21 @@ def _continuous_prefill(
     mixed = scheduler.prefill == "mixed"
     cached = _cached(replica, rows)
     fresh = plus(rows.isl, cached * -1.0)
-    waiting = np.maximum(1.0, micro / rows.osl)  # prompts that come in the time of one pass
+    steps_each = answer_steps(replica, rows.osl)
+    waiting = np.maximum(1.0, micro / steps_each)  # prompts that come in the time of one pass
     riding = micro - waiting if mixed else np.zeros_like(micro)
     if scheduler.chunk_tokens is None:
         chunk = fresh
         packed = waiting if mixed else np.ones_like(micro)
     else:
-        budget = np.maximum(1.0, scheduler.chunk_tokens - riding)
+        budget = np.maximum(1.0, scheduler.chunk_tokens - decode_rows(replica, riding))
         chunk = np.minimum(fresh, budget)
         packed = np.maximum(1.0, np.minimum(waiting, budget / fresh))
     whole_chunks = np.ceil(fresh / chunk) - 1
     done = plus(whole_chunks * chunk, cached)
     tail = (_pairs_between(done, rows.isl, None), _pairs_between(done, rows.isl, window))
     last, prior = packed * (rows.isl - done), packed * done
-    final = pass_time(
+    final = iteration(
         replica, Pass(riding, context, last, packed * tail[0], prior, packed, packed, window_pairs=packed * tail[1])
     )
     own, slowest = final.whole, final.slowest
@@ -406,23 +448,23 @@ def _continuous_prefill(
         several = np.maximum(whole_chunks, 1.0)
         pairs, near = (_pairs_between(cached, done, seen) / several for seen in (None, window))
         prior = plus(chunk * (several - 1) / 2, cached)
-        full = pass_time(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
+        full = iteration(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
         longest = full
         if np.any(rows.pp > 1):  # the last full chunk reads the most context, and all stages see it go by
             start = done - chunk
             pairs, near = _pairs_between(start, done, None), _pairs_between(start, done, window)
-            longest = pass_time(
+            longest = iteration(
                 replica, Pass(riding, context, chunk, pairs, start, np.ones_like(micro), window_pairs=near)
             )
         own = _behind(full, longest, whole_chunks, final)
         slowest = slowest + full.slowest * whole_chunks
     iterations = whole_chunks + 1
-    processed = packed * fresh + iterations * riding
+    processed = packed * fresh + iterations * decoded(replica, riding)
     turns = np.maximum(b - packed, 0.0) / packed  # passes of other prompts while this one is served
     passes = slowest * turns
     if not mixed:
         return own, processed, passes, Parts(), slowest.total
-    steps = np.minimum(iterations * turns, (rows.osl - 1) * microbatches)
+    steps = np.minimum(iterations * turns, (steps_each - 1) * microbatches)
     replaced = decode.slowest * steps
     # prompts of a few tokens can cost less than the decode steps they replace, but no step is gained by them
     return own, processed, passes.where(passes.total > replaced.total, replaced), replaced, slowest.total
@@ -473,7 +515,7 @@ def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array)
         prompts = np.maximum(1.0, np.ceil(tokens / fresh))
         full = pairs(start, stop, None) / passes
         near = 0.0 if window is None else pairs(start, stop, window) / passes
-        return pass_time(
+        return iteration(
             replica,
             Pass(np.zeros_like(b), rows.isl, tokens, full, prior + prompts * cached, prompts, ended, window_pairs=near),
         )

@@ -11,6 +11,7 @@ from planner.arriving import Steady, mark_arrivals, queue_wait
 from planner.costs.memory import room
 from planner.costs.roofline import BOUNDS, Parts
 from planner.costs.serving import OWN, STEP, Rows, Setting, fit, itemise, structure_of
+from planner.costs.speculation import columns_of
 from planner.costs.terms import Key, Term, Terms, Work
 from planner.costs.weights import Shard, Stages
 from planner.errors import NoPlanError
@@ -167,7 +168,7 @@ def breakdown(request: Request, plan: Plan, concurrency: float) -> Breakdown:
     setting = setting_of(request, placement, structure_of(plan))
     rows = Rows.of_plans(
         [plan], isl=work.isl, osl=work.osl, concurrency=concurrency,
-        max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
+        max_context=work.max_context or 0, prefix_hit=work.prefix_hit, **columns_of(work.speculation),
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
     reason = memory_reasons(setting, fitted, rows.concurrency)[0]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.serving import Fit, Rows, Setting, fit, price, structure_of
+from planner.costs.speculation import columns_of
 from planner.errors import NoPlanError
 from planner.explaining.breakdown import Breakdown, breakdown, load_of, pinned, plan_of
 from planner.explaining.goal import goal_value
@@ -111,7 +112,8 @@ def candidate(label: str, request: Request, plan: Plan | None) -> Candidate:
         NoPlanError: the plan cannot run, or no plan can.
     """
     ranking = rank(request if plan is None else pinned(request, plan))
-    request = ranking.request._replace(filters=request.filters, fewest=False)  # on as many chips as were found
+    # on as many chips as were found, with as many drafted tokens
+    request = ranking.request._replace(filters=request.filters, fewest=False)
     chosen = plan_of(ranking.results, 0)
     concurrency, load = ranking.results.row(0)["concurrency"], load_of(ranking.results, 0)
     return Candidate(label or chosen.label, pinned(request, chosen), chosen, concurrency, load)
@@ -129,7 +131,7 @@ def goals(one: Candidate, concurrency: Any, isl: Any) -> Array:
     work = request.workload
     rows = Rows.of_plans(
         [plan], isl=isl, osl=work.osl, concurrency=concurrency,
-        max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
+        max_context=work.max_context or 0, prefix_hit=work.prefix_hit, **columns_of(work.speculation),
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
     fits = np.array([reason is None for reason in memory_reasons(setting, fitted, rows.concurrency)])
@@ -211,7 +213,7 @@ def room(one: Candidate) -> Room:
     def fitted(isl: int) -> Fit:
         rows = Rows.of_plans(
             [one.plan], isl=isl, osl=work.osl, concurrency=1.0,
-            max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
+            max_context=work.max_context or 0, prefix_hit=work.prefix_hit, **columns_of(work.speculation),
         )  # fmt: skip
         return fit(setting, rows, clip=False)
 

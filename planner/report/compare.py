@@ -109,13 +109,15 @@ def _headline(found: Comparison) -> str:
         return ", ".join(dict.fromkeys(name(request) for request in requests))
 
     one = found.candidates[0]
+    speculation = next(filter(None, (each.workload.speculation for each in requests)), None)
+    drafts = "" if speculation is None else f"; drafts by {speculation.draft.label}"
     asked = "the best load of each" if one.searches else load(work, one.concurrency)
     return (
         f"{each(lambda request: request.model.name)} on "
         f"{each(lambda request: f'{request.gpus} x {request.hardware.name}')}, "
         f"{each(lambda request: f'{request.engine.name} {request.engine.version}')}; "
         f"{prompt(work)}, {asked}, {each(_schedule)} "
-        f"batching; for {first.objective}."
+        f"batching{drafts}; for {first.objective}."
     )
 
 

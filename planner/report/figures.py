@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+from planner.specs.speculation import Speculation
 from planner.specs.workload import Workload
 
 
@@ -37,6 +40,16 @@ def prompt(work: Workload) -> str:
 def load(work: Workload, concurrency: int) -> str:
     """How many requests there are, as `concurrency 8` or `40 requests/s`."""
     return f"concurrency {concurrency}" if work.arrival_rate is None else f"{short(work.arrival_rate)} requests/s"
+
+
+def drafted(row: Mapping[str, Any], speculation: Speculation | None) -> str:
+    """What is drafted a step, and what comes of it; "" where nothing is."""
+    if speculation is None or row["spec_tokens"] is None:
+        return ""
+    return (
+        f", {plural(row['spec_tokens'], 'token')} drafted by {speculation.draft.label}, "
+        f"{short(row['tokens_per_step'])} tokens a step"
+    )
 
 
 def significant(value: float, digits: int) -> str:

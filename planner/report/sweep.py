@@ -9,8 +9,15 @@ from planner.report.figures import plural, short
 from planner.report.table import COLOURS, Column, Row, lay_out, paragraphs, show, width
 from planner.sweeping import COLUMN_OF
 
-_HEADINGS = {"concurrency": "load", "kv_cache": "KV", "objective": "for", "arrival_rate": "req/s"}
-_NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency", "arrival_rate"))
+_HEADINGS = {
+    "concurrency": "load",
+    "kv_cache": "KV",
+    "objective": "for",
+    "arrival_rate": "req/s",
+    "spec_tokens": "drafted",
+    "spec_accept": "accepted",
+}
+_NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency", "arrival_rate", "spec_tokens", "spec_accept"))
 
 
 def _columns(rows: Sequence[Row], varying: Sequence[str]) -> list[Column]:

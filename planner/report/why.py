@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.costs.roofline import BOUNDS
 from planner.ranking import MEASURED_ERROR, Ranking, error_bar, metric
-from planner.report.figures import load, plural, prompt, short
+from planner.report.figures import drafted, load, plural, prompt, short
 from planner.request import TIMES
 from planner.results import Results
 from planner.sensitivity.constants import Constant
@@ -142,7 +142,8 @@ def question(ranking: Ranking) -> str:
     )
     return (
         f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
-        f"{request.engine.name} {request.engine.version}; {prompt(work)}, {at}, {batching(first)}; for {goal}."
+        f"{request.engine.name} {request.engine.version}; {prompt(work)}, {at}, "
+        f"{batching(first)}{drafted(first, work.speculation)}; for {goal}."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from planner.specs.lengths import Lengths
+from planner.specs.speculation import Speculation
 
 Schedule = Literal["continuous", "static"]
 Arrivals = Literal["steady", "waves"]
@@ -27,6 +28,7 @@ class Workload(NamedTuple):
         prefix_hit: share of a prompt, 0 to 1, whose KV the engine has cached; rounded down to whole blocks.
         arrival_rate: requests a second that come to the whole deployment, in the place of a concurrency; none = none.
         lengths: how prompts and answers differ from their means; none = all are alike.
+        speculation: what is drafted and how much of it accepted; none = a step decodes one token of each request.
     """
 
     isl: float = 1024
@@ -40,3 +42,4 @@ class Workload(NamedTuple):
     prefix_hit: float = 0.0
     arrival_rate: float | None = None
     lengths: Lengths | None = None
+    speculation: Speculation | None = None
