@@ -18,6 +18,7 @@ from planner.pricing import price_all, within
 from planner.request import TIMES, Limits, Request, check
 from planner.results import Results
 from planner.sizing import size_all
+from planner.specs.hardware import Hardware
 from planner.specs.speculation import AUTO, SEARCHED_TOKENS, Speculation
 from planner.units import MS
 
@@ -64,6 +65,8 @@ def rank(request: Request) -> Ranking:
     speculation = request.workload.speculation
     if speculation is not None and speculation.tokens == SEARCHED_TOKENS:
         return _best_drafted(request, speculation)
+    if request.fewest and request.pareto:
+        return _frontier(request)
     if request.fewest and request.hardware.torus is not None:
         return _smallest_slice(request)
     priced = size_all(request) if request.fewest else price_all(request)
@@ -86,11 +89,41 @@ def rank(request: Request) -> Ranking:
     return Ranking(request, placement, results, refused, priced.plans, len(priced.results))
 
 
+def chip_counts(hardware: Hardware, most: int) -> list[int]:
+    """Numbers of chips to look at: the slices of a torus; elsewhere powers of two, and the most itself."""
+    if hardware.torus is not None:
+        return sorted({shape.chips for shape in hardware.torus.legal_slices() if shape.chips <= most})
+    return sorted({*(2**power for power in range(most.bit_length())), most})
+
+
+def _frontier(request: Request) -> Ranking:
+    """The frontier over batches and numbers of chips: rows that none beats on any number of them.
+
+    Raises:
+        InputError: the request makes no sense.
+        NoPlanError: no plan satisfies it on the most chips, nor on fewer.
+    """
+    check(request)
+    found: list[Ranking] = []
+    failure: NoPlanError | None = None
+    for chips in chip_counts(request.hardware, request.gpus):
+        try:
+            found.append(rank(request._replace(gpus=chips, fewest=False)))
+        except NoPlanError as error:
+            failure = error
+    if not found:
+        raise failure or NoPlanError(f"{request.hardware.name} has no slice of up to {request.gpus} chips")
+    results = _pareto(Results.joined([each.results for each in found]))
+    results.columns["rank"] = np.arange(1, len(results) + 1, dtype=float)
+    plans, points = (sum(getattr(each, name) for each in found) for name in ("plans", "points"))
+    refused = [one for each in found for one in each.refused]
+    return Ranking(request, found[-1].placement, results, refused, plans, points)
+
+
 def _smallest_slice(request: Request) -> Ranking:
     """The ranking on the smallest slice of a torus on which any plan satisfies a request."""
     check(request)
-    torus, most = request.hardware.torus, request.gpus
-    sizes = sorted({shape.chips for shape in torus.legal_slices() if shape.chips <= most}) if torus else []
+    sizes = chip_counts(request.hardware, request.gpus)
     failure: NoPlanError | None = None
     for chips in sizes:
         try:
@@ -142,12 +175,18 @@ def tradeoff(request: Request) -> tuple[Results, Results]:
     Raises:
         InputError, NoPlanError: as `rank`.
     """
+    counts = chip_counts(request.hardware, request.gpus) if request.fewest and request.pareto else [request.gpus]
     request = request._replace(pareto=True, fewest=False)
-    priced = price_all(request)
-    results = None if priced.results is None else _within(priced.results, request.limits)[0]
-    if results is None or not len(results):
-        raise NoneLeftError(why_none(request, priced), priced.refused)
-    return results, _pareto(results)
+    found: list[Results] = []
+    for chips in counts:
+        priced = price_all(request._replace(gpus=chips))
+        results = None if priced.results is None else _within(priced.results, request.limits)[0]
+        if results is not None and len(results):
+            found.append(results)
+        elif len(counts) == 1:
+            raise NoneLeftError(why_none(request, priced), priced.refused)
+    every = Results.joined(found)
+    return every, _pareto(every)
 
 
 def _within(results: Results, limits: Limits) -> tuple[Results, list[Refused]]:

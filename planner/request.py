@@ -130,8 +130,8 @@ def check(request: Request) -> None:
     for name, (word, allowed) in words.items():
         if word not in allowed and not (word is None and name != "objective"):
             raise InputError(f"--{name}: expected one of {', '.join(allowed)}, found {word!r}")
-    if request.fewest and request.pareto:
-        raise InputError("--pareto compares plans of the same chips; say how many with --gpus")
+    if request.fewest and request.pareto and work.arrival_rate is not None:
+        raise InputError("--pareto over several numbers of chips has no arrival rate; say how many with --gpus")
     if work.osl < 2 and (request.objective == "tpot" or request.pareto):
         goal = "--pareto" if request.pareto else "--objective tpot"
         raise InputError(f"{goal} needs answers of at least 2 tokens, --osl is {work.osl}")

@@ -196,7 +196,7 @@ def test_plan_checks_what_the_command_checks(options: dict[str, Any]) -> None:
         ({"arrival_rate": "40"}, "--arrival-rate must be a number, found '40'"),
         ({"arrival_rate": 40, "concurrency": 8}, "--arrival-rate and --concurrency both say"),
         ({"arrival_rate": 40, "schedule": "static"}, "--arrival-rate: a static batch"),
-        ({"gpus": None, "pareto": True}, "--pareto compares plans of the same chips"),
+        ({"gpus": None, "pareto": True, "arrival_rate": 4.0}, "--pareto over several numbers of chips has no arrival"),
         ({"isl": "1k"}, "--isl must be a whole number, found '1k'"),
         ({"concurrency": [1, 2]}, r"--concurrency must be a whole number, found \[1, 2\]"),
         ({"max_tpot_ms": "50"}, "--max-tpot must be a number, found '50'"),

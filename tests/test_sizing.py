@@ -215,7 +215,10 @@ def test_what_explains_compares_launches_and_sweeps_takes_the_same_question() ->
         (("--gpus", "8", "--max-gpus", "16"), "--gpus says how many chips there are"),
         (("--arrival-rate", "4", "--concurrency", "4"), "both say how many"),
         (("--arrival-rate", "0"), "--arrival-rate must be above 0"),
-        (("--arrival-rate", "4", "--max-gpus", "64", "--pareto"), "--pareto compares plans of the same chips"),
+        (
+            ("--arrival-rate", "4", "--max-gpus", "64", "--pareto"),
+            "--pareto over several numbers of chips has no arrival rate",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(words: tuple[str, ...], said: str) -> None:

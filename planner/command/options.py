@@ -39,7 +39,7 @@ Gpus = Annotated[
 ]
 MaxGpus = Annotated[
     int | None,
-    typer.Option("--max-gpus", min=1, help="Without --gpus: look for the fewest chips, up to so many [1024]."),
+    typer.Option("--max-gpus", min=1, help="Without --gpus: the fewest chips up to so many [1024]; with --pareto all."),
 ]
 ArrivalRate = Annotated[
     float | None,

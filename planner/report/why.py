@@ -136,7 +136,9 @@ def question(ranking: Ranking) -> str:
     at = "concurrency searched" if _searched(ranking) else load(work, first["concurrency"])
     goal = "the Pareto frontier" if request.pareto else request.objective
     where = (
-        f"slice {ranking.placement.slice} of {request.hardware.name}"
+        f"up to {request.gpus} x {request.hardware.name}"
+        if request.pareto and request.fewest
+        else f"slice {ranking.placement.slice} of {request.hardware.name}"
         if ranking.placement.slice
         else f"{request.gpus} x {request.hardware.name}{_nodes(ranking)}"
     )
