@@ -24,6 +24,8 @@ from planner.specs.catalog import ENGINES, HARDWARE, names
         ({"tp": 16, "hardware": "a100", "isl": 8000, "concurrency": 200}, "hardware, tp, batch, isl"),
         ({"tp": 8, "engine": "vllm-0.6"}, "version"),
         ({"tp": 8, "prefix_hit": 0.5}, "prefix"),
+        ({"tp": 8, "spec_tokens": 2, "spec_accept": 0.5, "draft": "ngram"}, "speculation"),
+        ({"tp": 8, "spec_tokens": 0, "spec_accept": 0.5, "draft": "ngram"}, None),
         ({"tp": 16, "pp": 2, "engine": "ideal"}, None),
         ({"tp": 8, "hardware": "h100-lecture"}, None),
         ({"tp": 8, "weights": "int4"}, "weights"),
@@ -50,4 +52,4 @@ def test_an_engine_says_what_it_stands_on_or_is_a_bound(name: str) -> None:
         assert name in {"ideal", "lecture"}
     else:
         assert set(engine.calibrated.hardware) <= set(names(HARDWARE))
-        assert engine.host.provenance.status == "fitted" or name in {"jetstream", "gpt-fast"}
+        assert engine.host.provenance.status == "fitted" or name in {"jetstream", "gpt-fast", "pope"}

@@ -64,7 +64,7 @@ class Pass(NamedTuple):
     """What one forward pass processes on one replica (or one microbatch of it): at least one token."""
 
     decode_rows: Num
-    """Requests that decode one token each (B)."""
+    """Rows of requests that decode: one each (B), or `queries` each."""
     context: Num
     """Tokens that each of them attends to (C)."""
     prefill_tokens: Num = 0.0
@@ -78,6 +78,30 @@ class Pass(NamedTuple):
     """Prompts that end here and so need a row of logits."""
     window_pairs: Num = 0.0
     """Query-key pairs in the layers with a sliding window."""
+    queries: Num = 1.0
+    """Decode rows of a request: more where drafted tokens are verified. All attend to its C tokens, read once."""
+    unscored: Num = 0.0
+    """Decode rows that need no logits."""
+
+    @property
+    def requests(self) -> Num:
+        """Requests that the decode rows belong to."""
+        return self.decode_rows if self._alone else self.decode_rows / self.queries
+
+    @property
+    def logits(self) -> Num:
+        """Rows that need logits."""
+        rows = self.decode_rows + self.prompts_ended
+        return rows if isinstance(self.unscored, float) and self.unscored == 0.0 else rows - self.unscored
+
+    def rows_of(self, requests: Num) -> Num:
+        """Decode rows of so many requests."""
+        return requests if self._alone else requests * self.queries
+
+    @property
+    def _alone(self) -> bool:
+        """Whether each request has one row: no array is touched for it."""
+        return isinstance(self.queries, float) and self.queries == 1.0
 
     @property
     def tokens(self) -> Num:
@@ -88,16 +112,16 @@ class Pass(NamedTuple):
         """What the fullest of several groups has, between which whole requests are divided."""
         prompts = np.maximum(self.prompts, 1.0)
         share = np.ceil(prompts / groups) / prompts
-        return Pass(
-            np.ceil(self.decode_rows / groups),
-            self.context,
-            self.prefill_tokens * share,
-            self.prefill_pairs * share,
-            self.prefill_prior * share,
-            self.prompts * share,
-            self.prompts_ended * share,
-            self.window_pairs * share,
+        requests = np.ceil(self.requests / groups)
+        return self._replace(
+            decode_rows=self.rows_of(requests),
+            unscored=self.unscored / np.maximum(self.requests, 1.0) * requests,
+            **{name: getattr(self, name) * share for name in _OF_PROMPTS},
         )
+
+
+_OF_PROMPTS = ("prefill_tokens", "prefill_pairs", "prefill_prior", "prompts", "prompts_ended", "window_pairs")
+"""What of a pass its prompts bring."""
 
 
 class Formats(NamedTuple):
@@ -211,20 +235,21 @@ def _decode_attention(
 ) -> Operation:
     attention, dh = model.attention, model.attention.head_dim
     context = work.context if window is None else np.minimum(work.context, window)
-    heads, kv_heads, rows = shard.heads, shard.kv_heads, work.decode_rows
+    heads, kv_heads, requests = shard.heads, shard.kv_heads, work.requests
     if structure.attention == "batch":  # all heads of the fullest rank's share of the requests
-        heads, kv_heads, rows = attention.heads, attention.kv_heads, np.ceil(work.decode_rows / shard.tp)
+        heads, kv_heads, requests = attention.heads, attention.kv_heads, np.ceil(work.requests / shard.tp)
     if structure.sequence:  # the heads of all ranks that share the tokens, over a part of these
         heads, kv_heads, context = heads * shard.sequence, shard.cache_heads, np.ceil(context / shard.sequence)
+    rows = work.rows_of(requests)
     return Operation(
         "attention (decode)" if window is None else "window attention (decode)",
         "attention_decode",
         formats.kv.compute,
         times=share,
         flops=4 * dh * heads * rows * context,
-        kv_bytes=rows * context * kv_heads * 2 * dh * formats.kv.bytes,
+        kv_bytes=requests * context * kv_heads * 2 * dh * formats.kv.bytes,
         activation_bytes=rows * heads * dh * 2 * ACT,
-        items=rows * kv_heads,
+        items=requests * kv_heads,
         context=context,
     )
 
@@ -289,10 +314,15 @@ def qk_norm_operations(model: Model, shard: Shard, work: Pass, formats: Formats)
     ]
 
 
-def end_operations(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
-    """Embedding before the first layer; behind the last its norm, and for rows that need logits head and sampling."""
+def end_operations(
+    model: Model, shard: Shard, work: Pass, formats: Formats, normed: Num | None = None
+) -> list[Operation]:
+    """Embedding before the first layer; behind the last its norm, and for rows that need logits head and sampling.
+
+    `normed` is the number of tokens that the last norm sees where it is not all of them.
+    """
     d, native = model.hidden, formats.native
-    logits = work.decode_rows + work.prompts_ended
+    logits = work.logits
     head = head_elements(model, shard) * formats.weights.plain_bytes * (logits > 0)
     return [
         Operation("embedding", "elementwise", native, "first", activation_bytes=work.tokens * d * 2 * ACT),
@@ -303,7 +333,7 @@ def end_operations(model: Model, shard: Shard, work: Pass, formats: Formats) -> 
             "last",
             times=model.norm.final,
             weight_bytes=final_norm_elements(model) * ACT,
-            activation_bytes=work.tokens * d * 4 * ACT,
+            activation_bytes=(work.tokens if normed is None else normed) * d * 4 * ACT,
         ),
         gemm("head", logits, d, shard.vocab, head, native, "last"),
         Operation("sampling", "elementwise", native, "last", activation_bytes=logits * model.vocab * 6.0),
@@ -319,13 +349,13 @@ def _transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure
         transfers = [Transfer("all-reduce", "all_reduce", residual, times=1 if model.parallel_block else 2)]
     if engine.embedding_all_reduce:
         transfers.append(Transfer("embedding all-reduce", "all_reduce", residual, "first"))
-    logits = (work.decode_rows + work.prompts_ended) * shard.vocab * shard.tp * ACT
+    logits = work.logits * shard.vocab * shard.tp * ACT
     transfers.append(Transfer("logits all-gather", "all_gather", logits, "last"))
     if structure.sequence:
         transfers += _along_sequence(model, shard, work, structure)
     query, kv = attention.heads * dh * ACT / shard.tp, 2 * attention.kv_heads * dh * ACT / shard.tp
     prompts = np.maximum(work.prompts, 1.0)  # the rank with most requests sends and receives for all its places
-    decoded = np.ceil(work.decode_rows / shard.tp) * shard.tp
+    decoded = work.rows_of(np.ceil(work.requests / shard.tp) * shard.tp)
     prefilled = work.prefill_tokens * (np.ceil(prompts / shard.tp) * shard.tp / prompts)
     if structure.attention == "batch":  # Pope et al. section 3.3: Q, K, V from heads to requests, the output back
         transfers.append(Transfer("heads to batch", "all_to_all", decoded * (query + kv)))
@@ -355,7 +385,7 @@ def _along_sequence(model: Model, shard: Shard, work: Pass, structure: Structure
     Each computes its part for the heads of all of them; an output comes with the logarithm of its sum of exponentials,
     by which parts are merged (one exchange, as vLLM's decode context parallelism and Helix do).
     """
-    rows = work.decode_rows if structure.attention != "data" else np.ceil(work.decode_rows / shard.attention_dp)
+    rows = work.decode_rows if structure.attention != "data" else work.divided(shard.attention_dp).decode_rows
     gathered, latent = shard.heads * shard.sequence, model.attention.latent
     query = model.attention.head_dim if latent is None else latent.cached
     value = model.attention.head_dim if latent is None else latent.kv_rank

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.costs.layers import Formats, Structure
-from planner.costs.layouts import GATHERED, Split
+from planner.costs.layouts import GATHERED, Split, used_elements
 from planner.costs.weights import (
     Num,
     Shard,
@@ -168,12 +168,12 @@ def room(
     formats: Formats,
     structure: Structure,
     budget: Budget,
-    modules: int = 0,
+    modules: Num = 0,
 ) -> Room:
     """Weights, runtime and KV room of a replica's chips, with so many of the model's prediction modules."""
     tables = table_bytes(model, engine, shard, stages)
     drafts: Num = 0.0
-    if modules:
+    if np.any(modules):
         drafts = modules * prediction_elements(model, shard).bytes(model, formats.weights)
     first, middle, last = (
         held + table + draft
@@ -199,7 +199,7 @@ def room(
 
 
 def _pages(
-    model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, by_heads: bool, modules: int
+    model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, by_heads: bool, modules: Num
 ) -> tuple[Pages, Pages, Pages]:
     """KV of the stages: 2 max(1, KV/tp) dh bytes a layer over heads; the latent vector of MLA whole on every rank.
 
@@ -277,11 +277,11 @@ def table_bytes(model: Model, engine: Engine, shard: Shard, stages: Stages) -> T
 
 def gathered_bytes(model: Model, shard: Shard, formats: Formats, structure: Structure) -> Num:
     """Bytes of a layer's weights beyond a chip's own, while a weight-gathered pass has them together."""
-    layouts = {structure.ffn, structure.prefill_ffn}
-    if not any(GATHERED[layout] for layout in layouts):
-        return 0.0
-    copies = np.max([Split.of(layout, shard).copies * np.ones_like(shard.tp) for layout in layouts], axis=0)
-    return (copies - 1) * layer_weights(model, shard).matrices * formats.weights.bytes
+    own, most = layer_weights(model, shard).matrices, 0.0 * shard.tp
+    for layout in {structure.ffn, structure.prefill_ffn}:
+        if GATHERED[layout]:
+            most = np.maximum(most, used_elements(model, shard, Split.of(layout, shard)) - own)
+    return most * formats.weights.bytes
 
 
 def _other(model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, gathered: Num) -> Trio:

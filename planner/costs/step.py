@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from planner.costs.collectives import Groups, Network
 from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer
-from planner.costs.layouts import count
+from planner.costs.layouts import count, resting_bytes
 from planner.costs.roofline import Parts, price_operation, resources
 from planner.costs.terms import Terms, Work
 from planner.costs.weights import Num, Shard, Stages
-from planner.specs.dtypes import ACTIVATION_BYTES
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
@@ -85,10 +84,12 @@ class Replica:
 
 
 class PassTime(NamedTuple):
-    """Seconds of one pass: through all stages one after the other, and on the slowest stage alone."""
+    """Seconds of one pass: through all stages one after the other, and on one stage alone."""
 
     whole: Parts
     slowest: Parts
+    last: Parts = Parts()
+    """The last stage, of several."""
 
 
 def pass_time(replica: Replica, work: Pass) -> PassTime:
@@ -100,7 +101,7 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     layer, first, last = _segments(replica, replica.shard, work)
     own = replica.engine.host
     host = replica.term(
-        "host", Parts(overhead=(own.step_us + own.per_sequence_us * work.decode_rows) * US * np.ones_like(stages.pp))
+        "host", Parts(overhead=(own.step_us + own.per_sequence_us * work.requests) * US * np.ones_like(stages.pp))
     )
     if own.layer_us or own.prefill_layer_us:
         launches = own.layer_us + own.prefill_layer_us * (np.asarray(work.prefill_tokens) > 0)
@@ -119,7 +120,7 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     whole = stage_first + stage_last * ~alone + middles * ~alone + _sends(replica, work) * ~alone
     slowest = stage_first.where(alone | (stage_first.total >= stage_last.total), stage_last)
     slowest = stage_middle.where((stages.pp > 2) & (stage_middle.total > slowest.total), slowest)
-    return PassTime(whole, slowest)
+    return PassTime(whole, slowest, stage_last)
 
 
 def _segments(replica: Replica, shard: Shard, work: Pass) -> tuple[Parts, Parts, Parts]:
@@ -127,12 +128,17 @@ def _segments(replica: Replica, shard: Shard, work: Pass) -> tuple[Parts, Parts,
     operations, transfers = count(replica.model, replica.engine, shard, work, replica.formats, replica.structure)
     segments = {"layer": Parts(), "first": Parts(), "last": Parts()}
     for operation in operations:
-        parts = _operation(replica.hardware, _as_run(replica, operation))
-        segments[operation.place] += replica.term(operation.name, parts, partial(_work, replica.hardware, operation))
+        segments[operation.place] += priced(replica, operation)
     for transfer in transfers:
         parts = Parts(network=replica.network.price(transfer, replica.groups(transfer.axes)))
         segments[transfer.place] += replica.term(transfer.name, parts, partial(_traffic, replica, transfer))
     return segments["layer"], segments["first"], segments["last"]
+
+
+def priced(replica: Replica, operation: Operation) -> Parts:
+    """Seconds of an operation's kernels as the engine runs them, by what they wait for."""
+    parts = _operation(replica.hardware, _as_run(replica, operation))
+    return replica.term(operation.name, parts, partial(_work, replica.hardware, operation))
 
 
 def _work(hardware: Hardware, operation: Operation) -> Work:
@@ -184,8 +190,8 @@ def _settle(hardware: Hardware, stage: Parts) -> Parts:
 
 
 def _sends(replica: Replica, work: Pass) -> Parts:
-    """Seconds of handing the activations [tokens, d] on, from stage to stage."""
-    size, network = work.tokens * replica.model.hidden * ACTIVATION_BYTES, replica.network
+    """Seconds of handing the activations on, from stage to stage."""
+    size, network = resting_bytes(replica.model, replica.tp, work, replica.structure), replica.network
     boundaries = list(_boundaries(replica))
     time: Num = 0.0
     for count_here, level in boundaries:

@@ -9,6 +9,7 @@ from planner.plans.plan import Plan
 from planner.plans.sharding import WORDS, Sharding, implied_prefill
 from planner.specs.engine import Engine
 from planner.specs.model import Model
+from planner.specs.speculation import KINDS, Draft
 
 PADDING = 1.5
 """Query heads after padding, at most so many times those of the model."""
@@ -38,8 +39,9 @@ def tp_allowed(
     attention, ways = model.attention, max(1, tp // x // groups)
     if reason := _heads(model, engine, tp // groups) and _heads(model, engine, ways):
         return reason
-    if attention.latent is None and attention.kv_heads % ways and ways % attention.kv_heads:
-        return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
+    for ranks in (tp, ways):  # those of attention, and those that its projections are divided over
+        if attention.latent is None and attention.kv_heads % ranks and ranks % attention.kv_heads:
+            return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
     for what, width in _widths(model):
         if width % tp:
             return f"does not divide the {what}'s {width}"
@@ -195,6 +197,27 @@ def _not_yet(model: Model, plan: Plan) -> str | None:
     return None
 
 
+def draft_refusal(draft: Draft, engine: Engine, plan: Plan, *, priced: bool = True) -> str | None:
+    """Why the engine does not draft so, or the draft cannot run (or be `priced`) on a plan's tensor-parallel group.
+
+    Prediction modules have the shapes of their model, whose rules are looked at anyway.
+    """
+    words = None if engine.launch is None else engine.launch.speculation.get(draft.kind)
+    if words is not None and words.unsupported is not None:
+        return f"engine {engine.name} cannot speculate with {KINDS[draft.kind]}: {words.unsupported}"
+    if words is not None and plan.pp > 1 and not words.pipeline:
+        return (
+            f"engine {engine.name} cannot speculate with {KINDS[draft.kind]} over {plan.pp} pipeline stages: use one, "
+            "or no --spec-tokens"
+        )
+    if draft.kind != "model" or draft.model is None:
+        return None
+    reason = (_not_yet(draft.model, plan._replace(cp=1)) if priced else None) or _tensor_parallel(
+        draft.model, engine, plan, None
+    )
+    return reason and f"the draft {draft.model.name} shares the chips of a tensor-parallel group: {reason}"
+
+
 def _attention(model: Model, engine: Engine, plan: Plan) -> str | None:
     for wanted in (plan.attention, plan.prefill_attention):
         if wanted in WORDS and wanted not in engine.attention:
@@ -237,7 +260,9 @@ def _grid(model: Model, plan: Plan) -> str | None:
     for wanted in pair:
         if wanted in ("2d", "wg-x", "wg-xy") and x == 1:
             grid = f"grid {plan.grid} has" if plan.grid else "without a grid there is"
-            return f"FFN layout {wanted}: {grid} no X to divide the model's width over; give one, as 2x{plan.tp // 2}"
+            least = next(x for x in range(2, plan.tp + 1) if plan.tp % x == 0)
+            as_this = f"{least}x{plan.tp // least}"
+            return f"FFN layout {wanted}: {grid} no X to divide the model's width over; give one, as {as_this}"
         if wanted == "wg-xy" and z == 1:
             return f"FFN layout wg-xy: grid {plan.grid} has no Z; with X and Y alone it is wg-xyz"
     if model.hidden % x:
