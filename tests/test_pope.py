@@ -9,7 +9,6 @@ import pytest
 
 from planner import (
     Filters,
-    NoPlanError,
     Request,
     Workload,
     estimate,

@@ -408,6 +408,19 @@ def test_more_tokens_never_move_or_multiply_less(
                 assert np.all(np.asarray(before) <= np.asarray(after) * (1 + 1e-12)), first.name
 
 
+def test_a_chip_writes_the_keys_and_values_that_it_keeps() -> None:
+    """One KV head: over heads every chip has all of it, over the batch that of its requests, which may not divide."""
+    model, sizes = MODELS["MQA"], (2, 2, 2)
+    for requests in (8, 13):
+        written = {}
+        for attention in (("heads", "heads"), ("batch", "heads")):
+            operations, _ = counted(model, sizes, Structure(*attention, "2d", "2d"), Pass(float(requests), 100.0))
+            (written[attention[0]],) = (one.activation_bytes for one in operations if one.name == "rope, KV write")
+        queries = requests * 8 * 2 * 2  # a head of 8 columns, read and written in 16 bit
+        assert written["heads"] == exactly(queries + requests * 8 * 2 * 2 * 2)  # keys turned, keys and values written
+        assert written["batch"] == exactly(queries + -(-requests // 8) * 8 * 2 * 2 * 2)
+
+
 @some
 @given(kinds, shapes)
 def test_switching_between_layouts_of_a_grid_moves_no_weights(model: Model, sizes: Sizes) -> None:
