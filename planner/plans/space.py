@@ -145,10 +145,10 @@ def _layouts(
                 found = True
                 yield ffn, prefill_ffn, grid
     if not found:  # to be refused with the reason
-        named = [values[0] if values else None for values in (filters.ffn, filters.prefill_ffn)]
-        if filters.grid and not any(named) and "2d" in engine.ffn:
-            named = ["2d", None]
-        yield *layouts_of(*named), filters.grid[0] if filters.grid else ""
+        wanted, then = (values[0] if values else None for values in (filters.ffn, filters.prefill_ffn))
+        if filters.grid and not (wanted or then) and "2d" in engine.ffn:
+            wanted = "2d"
+        yield *layouts_of(wanted, then), filters.grid[0] if filters.grid else ""
 
 
 def _stored_alike(ffn: str, prefill_ffn: str, grid: str, tp: int, named: bool) -> bool:
