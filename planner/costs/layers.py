@@ -18,7 +18,9 @@ from planner.specs.engine import Engine
 from planner.specs.hardware import CollectiveOp
 from planner.specs.model import Model
 
-Kind = Literal["gemm", "attention_prefill", "attention_decode", "elementwise"]
+Kind = Literal[
+    "gemm", "attention_prefill", "attention_decode", "attention_latent", "attention_latent_prefill", "elementwise"
+]
 Place = Literal["layer", "first", "last"]
 
 

@@ -249,7 +249,7 @@ def _quantities(operation: Operation, seconds: Array) -> dict[str, Array]:
 def _free(operation: Operation, table: dict[str, Array], start: KernelConstants) -> dict[str, list[float]]:
     """Starting values of the constants that the rows show."""
     names = ["fixed_us", "memory_fraction"]
-    if operation.kind in ("gemm", "attention_prefill") and np.all(table["flops"] > 0):
+    if operation.kind != "attention_decode" and np.all(table["flops"] > 0):
         names.append("compute_fraction")
     if np.all(table["items"] > 0):
         names.append("item_us")
