@@ -80,7 +80,7 @@ def latent_attention_operations(
     latent, heads = _latent(model), shard.heads
     decoded, prefilled, prior = _decoded(shard, work), _prefilled(shard, work), _prior(shard, work)
     each, dtype = _quantised(model, formats)
-    absorbed = (ACT, formats.native) if copies else (each, dtype)
+    read = (ACT, formats.native) if copies else (each, dtype)
     expanded = prefilled + prior
     wide = heads * (latent.nope_dim + latent.value_dim)
     decode_heads, decode_rows = heads, decoded
@@ -90,9 +90,9 @@ def latent_attention_operations(
     if structure.prefill_attention == "batch":
         prefill_heads, share = model.attention.heads, _share(work, shard.tp)
     return [
-        _per_head("absorb keys", decoded, heads, latent.nope_dim, latent.kv_rank, *absorbed),
+        absorbed("absorb keys", decoded, heads, latent.nope_dim, latent.kv_rank, *read),
         latent_decode(latent, decode_heads, decode_rows, work.context, formats.kv),
-        _per_head("absorb values", decoded, heads, latent.kv_rank, latent.value_dim, *absorbed),
+        absorbed("absorb values", decoded, heads, latent.kv_rank, latent.value_dim, *read),
         Operation(
             "latent read back",
             "elementwise",
@@ -169,6 +169,18 @@ def latent_prefill(latent: LatentAttention, heads: Num, tokens: Num, pairs: Num,
     )
 
 
+def absorbed(name: str, rows: Num, heads: Num, inner: int, outer: int, each: float, dtype: str) -> Operation:
+    """One kernel that multiplies [rows, inner] of each head with that head's own [inner, outer]."""
+    return Operation(
+        name,
+        "gemm",
+        dtype,
+        flops=2 * rows * heads * inner * outer,
+        weight_bytes=heads * inner * outer * each * (np.asarray(rows) > 0),
+        activation_bytes=rows * heads * (inner + outer) * ACT,
+    )
+
+
 def _latent(model: Model) -> LatentAttention:
     assert model.attention.latent is not None
     return model.attention.latent
@@ -179,18 +191,6 @@ def _quantised(model: Model, formats: Formats) -> tuple[float, str]:
     if model.quantised == "linears":
         return formats.weights.bytes, formats.compute
     return formats.weights.plain_bytes, formats.native
-
-
-def _per_head(name: str, rows: Num, heads: Num, inner: int, outer: int, each: float, dtype: str) -> Operation:
-    """One kernel that multiplies [rows, inner] of each head with that head's own [inner, outer]."""
-    return Operation(
-        name,
-        "gemm",
-        dtype,
-        flops=2 * rows * heads * inner * outer,
-        weight_bytes=heads * inner * outer * each * (np.asarray(rows) > 0),
-        activation_bytes=rows * heads * (inner + outer) * ACT,
-    )
 
 
 def _part(rows: Num, parts: Num) -> Num:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.collectives import Network
-from planner.costs.latent import latent_decode, latent_prefill
+from planner.costs.latent import absorbed, latent_decode, latent_prefill
 from planner.costs.layers import Kind, Operation, causal_pairs
 from planner.costs.roofline import price_operation
 from planner.evidence.comparison import Comparison
@@ -175,7 +175,7 @@ def comparisons() -> list[Comparison]:
 def kernels() -> list[Kernels]:
     """All measured kernels: GEMM, decode and context attention, plain and latent, element-wise."""
     plain = [*_gemms(), *_decode_attention(), *_context_attention(), *_elementwise()]
-    return [*plain, *_latent_decode(), *_latent_context()]
+    return [*plain, *_latent_decode(), *_latent_context(), *_latent_absorb()]
 
 
 def transfers() -> list[Transfers]:
@@ -327,6 +327,22 @@ def _latent_context() -> Iterable[Kernels]:
                 "latent_context", lambda row: f"{row['heads']} heads, {row['batch']} x {row['tokens']} tokens"
             ),
             part,
+        )
+
+
+def _latent_absorb() -> Iterable[Kernels]:
+    """What decoding absorbs of the expansion, priced as one GEMM: no constant rests on these."""
+    for table in _tables("latent_absorb", ["weights", "side"]):
+        weights, keys = WEIGHTS[table.key[0]], table.key[1] == "keys"
+        inner, outer = (LATENT.nope_dim, LATENT.kv_rank) if keys else (LATENT.kv_rank, LATENT.value_dim)
+        rows, heads = table.column("tokens"), table.column("heads")
+        yield Kernels(
+            f"latent absorption {weights.name}",
+            table.run,
+            absorbed(f"absorb {table.key[1]}", rows, heads, inner, outer, weights.bytes, weights.compute),
+            table.column("us") * US,
+            table.labels("latent_absorb", lambda row: f"{row['side']}, {row['heads']} heads, {row['tokens']} tokens"),
+            UNSEEN,
         )
 
 

@@ -29,7 +29,7 @@ from planner.specs.measurements import FOLDER, measurements
 from planner.units import US
 
 TABLES = {path.stem for path in (FOLDER / "kernels").glob("*.csv")} - {"runs"}
-LABELS = {"kernel", "op", "mode", "format", "kv", "dtype", "across", "run"}
+LABELS = {"kernel", "op", "mode", "format", "kv", "dtype", "weights", "side", "across", "run"}
 
 
 @cache
