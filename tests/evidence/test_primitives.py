@@ -10,6 +10,7 @@ import pytest
 
 from planner.costs.layers import Formats, Operation, Pass, Structure, causal_pairs, count
 from planner.costs.weights import Shard
+from planner.evidence import blocks
 from planner.evidence.comparison import Comparison, Summary, summarised
 from planner.evidence.fitting import fit_kernel, fit_ranks, on_edge
 from planner.evidence.primitives import (
@@ -29,12 +30,12 @@ from planner.specs.measurements import FOLDER, measurements
 from planner.units import US
 
 TABLES = {path.stem for path in (FOLDER / "kernels").glob("*.csv")} - {"runs"}
-LABELS = {"kernel", "op", "mode", "format", "kv", "dtype", "weights", "side", "across", "run"}
+LABELS = {"kernel", "op", "mode", "format", "kv", "dtype", "weights", "side", "phase", "across", "run"}
 
 
 @cache
 def found() -> list[Comparison]:
-    return comparisons()
+    return [*comparisons(), *blocks.comparisons()]
 
 
 @cache
@@ -288,6 +289,18 @@ def test_constants_of_latent_attention_are_those_of_the_fit() -> None:
         if case.run.version == shipped.provenance.version:  # else the constants are another engine's kernel's
             assert shipped.provenance.residual == pytest.approx(error, abs=0.001), case.run
         assert on_edge(shipped) == (), case.run
+
+
+def test_what_is_counted_of_a_latent_block_is_what_tensorrt_llm_runs() -> None:
+    """The sum over a layer's attention, none of whose constants was fitted to it: decode steps and 16-bit prompts."""
+    found = errors("check", "hardware", "engine")
+    for chip in (*HOPPER, *BLACKWELL):
+        for weights in ("bf16", "fp8"):
+            decode = found[f"latent block {weights}, decode", chip, "trtllm"]
+            assert decode.mean < (0.045 if chip in HOPPER else 0.095), (chip, weights)
+            assert abs(decode.bias) < 0.06, (chip, weights)
+        assert found["latent block bf16, prefill", chip, "trtllm"].mean < 0.105, chip
+    assert {each.part for each in blocks.comparisons()} == {"unseen"}
 
 
 @pytest.mark.parametrize(("chip", "engine"), [("h100-sxm", "sglang"), ("h20", ""), ("b200-sxm", "trtllm")])
