@@ -29,6 +29,7 @@ from planner.costs.layers import Formats, Operation, Pass, Structure, causal_pai
 from planner.costs.memory import Budget, room, table_bytes
 from planner.costs.roofline import price_operation
 from planner.costs.weights import Shard, Stages, layer_elements
+from planner.sensitivity.constants import kernel_constants, scaled
 from planner.specs.dtypes import WEIGHTS
 from planner.specs.hardware import LATENT_KINDS
 from planner.specs.model import Attention, FeedForward, LatentAttention, LayerKind, Model, Norm
@@ -499,6 +500,18 @@ def test_chips_without_measurements_of_their_own_say_that_they_assume() -> None:
         assert (dtype, found.compute_fraction) == ("bf16", prefill.compute_fraction)
         assert (found.fixed_us, found.memory_fraction) == (known.fixed_us, known.memory_fraction)
     assert hardware.constants("attention_latent", "fp8")[0] == "bf16"  # this chip does not compute in it
+
+
+@pytest.mark.parametrize("chip", ["a100-80gb-sxm", "h100-sxm"])
+def test_sensitivity_varies_the_constants_that_latent_attention_runs_with(chip: str) -> None:
+    hardware, held = load_hardware(chip), formats()
+    found = {constant.path[1:]: constant for constant in kernel_constants(hardware, held, latent=True)}
+    assert {path[0] for path in found} == {"gemm", "elementwise", *LATENT_KINDS}
+    operation = latent_decode(LATENT, 128.0, 64.0, 4096.0, held.kv)
+    slower, _ = scaled(hardware, load_engine("ideal"), ("kernels", "attention_latent", "bf16", "memory_fraction"), 0.5)
+    assert price_operation(slower, operation).total > price_operation(hardware, operation).total
+    kinds = {constant.path[1] for constant in kernel_constants(hardware, held)}
+    assert kinds == {"gemm", "elementwise", "attention_decode", "attention_prefill"}
 
 
 def test_a_file_with_latent_kernels_needs_those_of_its_16_bit_type() -> None:
