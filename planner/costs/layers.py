@@ -20,7 +20,9 @@ from planner.specs.model import Model
 
 _LSE = 4.0
 """Bytes of a head's logarithm of its sum of exponentials."""
-Kind = Literal["gemm", "attention_prefill", "attention_decode", "elementwise"]
+Kind = Literal[
+    "gemm", "attention_prefill", "attention_decode", "attention_latent", "attention_latent_prefill", "elementwise"
+]
 Place = Literal["layer", "first", "last"]
 
 

@@ -71,8 +71,9 @@ def fit_kernel(
     Fitted are those that the rows can show: a share of the compute peak where there are FLOPs (except in decode
     attention, which is priced by its traffic and its items), the cost of an item where there are items, of depth
     where the contexts differ, and p where two resources compete. p of prefill attention and of element-wise
-    operations stays that of `start`: their phases follow one another. So does a constant to which the rows do not
-    answer: if all are large, the floor. Kernels are priced as they run alone (`Hardware.alone`).
+    operations stays that of `start`: their phases follow one another. That of latent attention stays too: few of its
+    rows have both resources at work, and any p from 1.2 to 6 fits. So does a constant to which the rows do not answer:
+    if all are large, the floor. Kernels are priced as they run alone (`Hardware.alone`).
 
     Args:
         hardware: chip whose peaks the shares refer to; an engine's overrides may be applied.
@@ -249,7 +250,7 @@ def _quantities(operation: Operation, seconds: Array) -> dict[str, Array]:
 def _free(operation: Operation, table: dict[str, Array], start: KernelConstants) -> dict[str, list[float]]:
     """Starting values of the constants that the rows show."""
     names = ["fixed_us", "memory_fraction"]
-    if operation.kind in ("gemm", "attention_prefill") and np.all(table["flops"] > 0):
+    if operation.kind != "attention_decode" and np.all(table["flops"] > 0):
         names.append("compute_fraction")
     if np.all(table["items"] > 0):
         names.append("item_us")

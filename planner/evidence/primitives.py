@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.collectives import Network
+from planner.costs.latent import absorbed, latent_decode, latent_prefill
 from planner.costs.layers import Kind, Operation, causal_pairs
 from planner.costs.roofline import price_operation
 from planner.evidence.comparison import Comparison
@@ -25,15 +26,20 @@ from planner.specs.dtypes import WEIGHTS
 from planner.specs.engine import CollectiveRule, Engine
 from planner.specs.hardware import CollectiveOp, Hardware
 from planner.specs.measurements import measurements
+from planner.specs.model import LatentAttention
 from planner.units import US
 
 Array = NDArray[np.float64]
 Row = dict[str, str]
 
 HEAD_DIM = 128
-"""Of every measured attention kernel."""
+"""Of every measured kernel of plain attention."""
+LATENT = LatentAttention(kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128)
+"""Of every measured kernel of latent attention: DeepSeek-V3's widths."""
 SOURCES = {
     "AIC": "AIConfigurator 0.12.0's measured tables (github:ai-dynamo/aiconfigurator@095f58a, Apache-2.0)",
+    "INFERSIM": "InferSim's bench_data (github:alibaba/InferSim@f2293da, Apache-2.0)",
+    "INFERSIM-H800": "InferSim's bench_data (github:alibaba/InferSim@f2293da, Apache-2.0), H800",
     "VIDUR": "vidur's profiles (github:microsoft/vidur@7d47513, MIT)",
 }
 
@@ -167,8 +173,9 @@ def comparisons() -> list[Comparison]:
 
 
 def kernels() -> list[Kernels]:
-    """All measured kernels: GEMM, decode and context attention, element-wise."""
-    return [*_gemms(), *_decode_attention(), *_context_attention(), *_elementwise()]
+    """All measured kernels: GEMM, decode and context attention, plain and latent, element-wise."""
+    plain = [*_gemms(), *_decode_attention(), *_context_attention(), *_elementwise()]
+    return [*plain, *_latent_decode(), *_latent_context(), *_latent_absorb()]
 
 
 def transfers() -> list[Transfers]:
@@ -286,6 +293,62 @@ def _context_attention() -> Iterable[Kernels]:
             table.column("us") * US,
             table.labels("context_attention", lambda row: f"{_heads(row)}, {row['batch']} x {row['tokens']} tokens"),
         )
+
+
+def _latent_decode() -> Iterable[Kernels]:
+    """Heads over the latent cache (absorbed); FlashMLA on H800 is held against constants of FlashAttention-3."""
+    for table in _tables("latent_decode", ["kv"]):
+        kv = WEIGHTS[table.key[0]]
+        heads, batch, context = (table.column(name) for name in ("heads", "batch", "context"))
+        part, suffix = _rests_on(table.run)
+        yield Kernels(
+            f"latent decode attention {kv.name} KV{suffix}",
+            table.run,
+            latent_decode(LATENT, heads, batch, context, kv),
+            table.column("us") * US,
+            table.labels(
+                "latent_decode", lambda row: f"{row['heads']} heads, {row['batch']} x {row['context']} tokens"
+            ),
+            part,
+        )
+
+
+def _latent_context() -> Iterable[Kernels]:
+    for table in _tables("latent_context", ["dtype"]):
+        dtype = WEIGHTS[table.key[0]]
+        heads, batch, tokens = (table.column(name) for name in ("heads", "batch", "tokens"))
+        part, suffix = _rests_on(table.run)
+        yield Kernels(
+            f"latent context attention {dtype.name}{suffix}",
+            table.run,
+            latent_prefill(LATENT, heads, batch * tokens, batch * causal_pairs(tokens), 0.0, dtype),
+            table.column("us") * US,
+            table.labels(
+                "latent_context", lambda row: f"{row['heads']} heads, {row['batch']} x {row['tokens']} tokens"
+            ),
+            part,
+        )
+
+
+def _latent_absorb() -> Iterable[Kernels]:
+    """What decoding absorbs of the expansion, priced as one GEMM: no constant rests on these."""
+    for table in _tables("latent_absorb", ["weights", "side"]):
+        weights, keys = WEIGHTS[table.key[0]], table.key[1] == "keys"
+        inner, outer = (LATENT.nope_dim, LATENT.kv_rank) if keys else (LATENT.kv_rank, LATENT.value_dim)
+        rows, heads = table.column("tokens"), table.column("heads")
+        yield Kernels(
+            f"latent absorption {weights.name}",
+            table.run,
+            absorbed(f"absorb {table.key[1]}", rows, heads, inner, outer, weights.bytes, weights.compute),
+            table.column("us") * US,
+            table.labels("latent_absorb", lambda row: f"{row['side']}, {row['heads']} heads, {row['tokens']} tokens"),
+            UNSEEN,
+        )
+
+
+def _rests_on(run: Run) -> tuple[str, str]:
+    """(part, end of the check's name): rows of a chip without a file of its own only check the constants of another."""
+    return (UNSEEN, f", {run.version}") if run.source == "INFERSIM-H800" else (FITTED, "")
 
 
 def _elementwise() -> Iterable[Kernels]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.evidence import memory, picks, primitives, published, rankings, serving
+from planner.evidence import blocks, memory, picks, primitives, published, rankings, serving
 from planner.evidence.comparison import Comparison, Summary, summary
 from planner.evidence.hosts import lay, transferred
 
@@ -39,9 +39,8 @@ class Choices(NamedTuple):
 
 
 def _kernels() -> Errors:
-    return Errors(
-        "kernels", "Measured kernels and transfers", (("check", "hardware", "engine"),), primitives.comparisons()
-    )
+    found = [*primitives.comparisons(), *blocks.comparisons()]
+    return Errors("kernels", "Measured kernels and transfers", (("check", "hardware", "engine"),), found)
 
 
 def _memory() -> Errors:

@@ -22,7 +22,7 @@ from planner.costs.layers import Formats
 from planner.costs.weights import Num
 from planner.specs.engine import Engine, Host
 from planner.specs.fields import Provenance
-from planner.specs.hardware import CollectiveKernel, Hardware, KernelConstants
+from planner.specs.hardware import LATENT_KINDS, CollectiveKernel, Hardware, KernelConstants
 
 _LEAST, _UNKNOWN = 1.1, 1.25
 _SLACK = {"assumed": 2.0, "textbook": 2.0, "derived": 1.5}
@@ -31,6 +31,8 @@ _KINDS = {
     "gemm": "GEMM",
     "attention_prefill": "prefill attention",
     "attention_decode": "decode attention",
+    "attention_latent": "latent decode attention",
+    "attention_latent_prefill": "latent prefill attention",
     "elementwise": "element-wise",
 }
 _FIELDS = {
@@ -86,12 +88,13 @@ def slack(provenance: Provenance) -> float:
     return known or _UNKNOWN
 
 
-def kernel_constants(hardware: Hardware, formats: Formats) -> Iterator[Constant]:
-    """Constants of the kernels that run in these formats: every number of theirs but p."""
-    runs = [("gemm", formats.compute), ("gemm", formats.native), ("attention_decode", formats.kv.compute)]
-    runs += [("attention_prefill", formats.kv.compute), ("elementwise", formats.native)]
+def kernel_constants(hardware: Hardware, formats: Formats, latent: bool = False) -> Iterator[Constant]:
+    """Constants of the kernels that run in these formats, of plain or latent attention: every number but p."""
+    decode, prefill = LATENT_KINDS if latent else LATENT_KINDS.values()
+    runs = [("gemm", formats.compute), ("gemm", formats.native), (decode, formats.kv.compute)]
+    runs += [(prefill, formats.kv.compute), ("elementwise", formats.native)]
     for kind, dtype in dict.fromkeys((kind, hardware.constants(kind, dtype)[0]) for kind, dtype in runs):
-        constants = hardware.kernels[kind][dtype]
+        _, constants = hardware.constants(kind, dtype)
         in_step = constants.in_step
         speed = 1.0
         if in_step is not None:  # its fixed time stands for the kernel's own
@@ -187,12 +190,12 @@ def scaled(hardware: Hardware, engine: Engine, path: tuple[str, ...], factor: Nu
         return hardware, engine._replace(memory=engine.memory._replace(inside_gib=inside))
     if place == "kernels":
         kind, dtype, *nested, key = keys
-        changed = hardware.kernels[kind][dtype]
+        _, changed = hardware.constants(kind, dtype)
         if nested:
             changed = changed._replace(in_step=changed.in_step._replace(**_times(changed.in_step, [key], factor)))  # type: ignore[union-attr]
         else:
             changed = changed._replace(**_times(changed, [key], factor))
-        by_dtype = hardware.kernels[kind] | {dtype: changed}
+        by_dtype = hardware.kernels.get(kind, {}) | {dtype: changed}
         return hardware._replace(kernels=hardware.kernels | {kind: by_dtype}), engine
     *row, what = keys
     parts = ["latency_us", "base_us", "hop_us", "inner_hop_us"] if what == "latency" else ["bandwidth_fraction"]

@@ -26,6 +26,10 @@ from planner.specs.fields import (
 from planner.units import GB, GIB, TERA, US
 
 KINDS = ("gemm", "attention_prefill", "attention_decode", "elementwise")
+"""Kinds of kernels that every chip has constants of."""
+LATENT_KINDS = {"attention_latent": "attention_decode", "attention_latent_prefill": "attention_prefill"}
+"""Attention over a latent cache while decoding and over its expanded heads in prompts, and what stands for each where a
+chip has no constants of it (`Hardware.constants`)."""
 WIDE = frozenset(name for name, dtype in WEIGHTS.items() if dtype.bytes > ACTIVATION_BYTES)
 """Number formats that would lose precision in a chip's 16-bit arithmetic."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
@@ -244,7 +248,7 @@ class Hardware(NamedTuple):
     chip: Chip
     network: tuple[NetworkLevel, ...]
     kernels: dict[str, dict[str, KernelConstants]]
-    """By kind (gemm, attention_prefill, attention_decode, elementwise), then dtype (bf16, fp8)."""
+    """By kind (KINDS, and LATENT_KINDS where they were measured), then dtype (bf16, fp8)."""
     collectives: tuple[CollectiveKernel, ...]
     aliases: tuple[str, ...] = ()
     like: str | None = None
@@ -264,13 +268,7 @@ class Hardware(NamedTuple):
             yield "chip.compute_tflops", "is empty, expected the dense peak of at least one dtype, as bf16: 989"
             return
         native = self.chip.native_dtype
-        for kind in KINDS:
-            if native not in self.kernels.get(kind, {}):
-                yield f"kernels.{kind}.{native}", "missing; expected the constants of this kind of kernel"
-        for dtype in WIDE & self.chip.compute_tflops.keys() - self.kernels.get("gemm", {}).keys():
-            yield f"kernels.gemm.{dtype}", "missing; without its constants it would be priced as the 16-bit type"
-        for kind in self.kernels.keys() - set(KINDS):
-            yield f"kernels.{kind}", f"unknown kind of kernel; expected one of {', '.join(KINDS)}"
+        yield from self._incomplete(native)
         for weights in (weights for weights, dtype in self.kv_cache.items() if dtype not in KV_CACHE):
             yield f"kv_cache.{weights}", f"found {self.kv_cache[weights]!r}, expected one of {', '.join(KV_CACHE)}"
         if not self.network:
@@ -285,6 +283,19 @@ class Hardware(NamedTuple):
                 yield f"collectives.{index}.level", f"found {row.level!r}, expected one of {', '.join(names)}"
             if not row.ranks and row.hop_us is None:
                 yield f"collectives.{index}", "has neither ranks nor hop_us; expected one of them for the latency"
+
+    def _incomplete(self, native: str) -> Iterator[tuple[str, str]]:
+        """Constants of kernels that are missing, or of none that there is."""
+        for kind in KINDS:
+            if native not in self.kernels.get(kind, {}):
+                yield f"kernels.{kind}.{native}", "missing; expected the constants of this kind of kernel"
+        for dtype in WIDE & self.chip.compute_tflops.keys() - self.kernels.get("gemm", {}).keys():
+            yield f"kernels.gemm.{dtype}", "missing; without its constants it would be priced as the 16-bit type"
+        for kind in self.kernels.keys() - {*KINDS, *LATENT_KINDS}:
+            yield f"kernels.{kind}", f"unknown kind of kernel; expected one of {', '.join((*KINDS, *LATENT_KINDS))}"
+        for kind in LATENT_KINDS.keys() & self.kernels.keys():
+            if native not in self.kernels[kind]:
+                yield f"kernels.{kind}.{native}", "missing; expected the constants of this kind of kernel"
 
     def _likeness(self) -> Iterator[tuple[str, str]]:
         if self.like is not None and (not self.like.strip() or self.like == self.name):
@@ -319,8 +330,20 @@ class Hardware(NamedTuple):
         return self.network[0] if self.network[0].kind == "torus" else None
 
     def constants(self, kind: str, dtype: str) -> tuple[str, KernelConstants]:
-        """(arithmetic, constants) of an operation: the 16-bit type's where the dtype has none of its own."""
-        by_dtype = self.kernels[kind]
+        """(arithmetic, constants) of an operation: the 16-bit type's where the dtype has none of its own.
+
+        Latent attention that was not measured on a chip takes the constants of plain attention, as an assumption.
+        Decoding it multiplies as prefill does, many rows of queries by the same keys, so its share of the compute peak
+        is that of prefill attention.
+        """
+        by_dtype = self.kernels.get(kind)
+        if by_dtype is None:
+            name, like = self.constants(LATENT_KINDS[kind], dtype)
+            share = like.compute_fraction or self.constants("attention_prefill", name)[1].compute_fraction
+            return name, like._replace(
+                provenance=Provenance("assumed", f"as {LATENT_KINDS[kind]}: latent attention was not measured here"),
+                compute_fraction=share,
+            )
         if dtype in by_dtype and dtype in self.chip.compute_tflops:
             return dtype, by_dtype[dtype]
         native = self.chip.native_dtype

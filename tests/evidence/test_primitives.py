@@ -10,6 +10,7 @@ import pytest
 
 from planner.costs.layers import Formats, Operation, Pass, Structure, causal_pairs, count
 from planner.costs.weights import Shard
+from planner.evidence import blocks
 from planner.evidence.comparison import Comparison, Summary, summarised
 from planner.evidence.fitting import fit_kernel, fit_ranks, on_edge
 from planner.evidence.primitives import (
@@ -24,17 +25,17 @@ from planner.evidence.primitives import (
 )
 from planner.specs.catalog import ENGINES, HARDWARE, load_engine, load_hardware, load_model, names
 from planner.specs.dtypes import WEIGHTS
-from planner.specs.hardware import KernelConstants, RankRow
+from planner.specs.hardware import LATENT_KINDS, KernelConstants, RankRow
 from planner.specs.measurements import FOLDER, measurements
 from planner.units import US
 
 TABLES = {path.stem for path in (FOLDER / "kernels").glob("*.csv")} - {"runs"}
-LABELS = {"kernel", "op", "mode", "format", "kv", "dtype", "across", "run"}
+LABELS = {"kernel", "op", "mode", "format", "kv", "dtype", "weights", "side", "phase", "across", "run"}
 
 
 @cache
 def found() -> list[Comparison]:
-    return comparisons()
+    return [*comparisons(), *blocks.comparisons()]
 
 
 @cache
@@ -161,6 +162,7 @@ def test_copies_to_distinct_destinations() -> None:
 
 
 HOPPER = ("h100-sxm", "h200-sxm")
+BLACKWELL = ("b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72")
 BOUNDS = [
     *[("GEMM bf16", chip, "", bound) for chip, bound in (("h100-sxm", 0.055), ("h200-sxm", 0.062))],
     *[("GEMM bf16", chip, "", bound) for chip, bound in (("a100-80gb-sxm", 0.067), ("b200-sxm", 0.092))],
@@ -187,6 +189,24 @@ BOUNDS = [
         for chip in ("a100-80gb-sxm", "b200-sxm", "gb200-nvl72")
         for engine in ("sglang", "trtllm")
     ],
+    *[(f"latent decode attention {kv} KV", chip, "trtllm", 0.08) for kv in ("bf16", "fp8") for chip in HOPPER],
+    *[("latent decode attention bf16 KV", chip, "sglang", 0.065) for chip in HOPPER],
+    *[
+        (f"latent decode attention {kv} KV", chip, engine, 0.135)
+        for kv in ("bf16", "fp8")
+        for chip in BLACKWELL
+        for engine in ("sglang", "trtllm")
+    ],
+    ("latent decode attention bf16 KV", "h20", "", 0.09),
+    ("latent decode attention bf16 KV, FlashMLA", "h100-sxm", "", 0.055),  # on H800, which no constant rests on
+    *[(f"latent context attention {dtype}", chip, "trtllm", 0.065) for dtype in ("bf16", "fp8") for chip in HOPPER],
+    *[
+        (f"latent context attention {dtype}", chip, engine, 0.105)
+        for dtype in ("bf16", "fp8")
+        for chip in BLACKWELL
+        for engine in ("sglang", "trtllm")
+    ],
+    ("latent context attention bf16, FlashAttention-3", "h100-sxm", "", 0.14),  # five rows of H800
     ("all-to-all DeepEP low latency", "h100-sxm", "", 0.04),
     ("all-to-all DeepEP normal", "h100-sxm", "", 0.105),
     *[("send", "h100-sxm", "", 0.1), ("send across nodes", "h100-sxm", "", 0.11)],
@@ -255,6 +275,41 @@ def test_constants_fitted_to_larger_tables_come_back_from_these_rows(
     error = np.abs(case.predicted() / case.seconds - 1).mean()
     assert again.provenance.residual <= error + 0.001  # to three digits
     assert error <= again.provenance.residual + 0.025
+
+
+def test_constants_of_latent_attention_are_those_of_the_fit() -> None:
+    """Of every chip, engine and dtype; p and what the rows do not show are kept, the residual is the stated one."""
+    cases = [case for case in all_kernels() if case.operation.kind in LATENT_KINDS and case.part == "fitted"]
+    assert len(cases) == 43
+    for case in cases:
+        hardware = case.run.machine()[0].alone
+        _, shipped = hardware.constants(case.operation.kind, case.operation.dtype)
+        error = float(np.abs(case.predicted() / case.seconds - 1).mean())
+        assert shipped.provenance.status == "fitted"
+        if case.run.version == shipped.provenance.version:  # else the constants are another engine's kernel's
+            assert shipped.provenance.residual == pytest.approx(error, abs=0.001), case.run
+        assert on_edge(shipped) == (), case.run
+
+
+def test_what_is_counted_of_a_latent_block_is_what_tensorrt_llm_runs() -> None:
+    """The sum over a layer's attention, none of whose constants was fitted to it: decode steps and 16-bit prompts."""
+    found = errors("check", "hardware", "engine")
+    for chip in (*HOPPER, *BLACKWELL):
+        for weights in ("bf16", "fp8"):
+            decode = found[f"latent block {weights}, decode", chip, "trtllm"]
+            assert decode.mean < (0.045 if chip in HOPPER else 0.095), (chip, weights)
+            assert abs(decode.bias) < 0.06, (chip, weights)
+        assert found["latent block bf16, prefill", chip, "trtllm"].mean < 0.105, chip
+    assert {each.part for each in blocks.comparisons()} == {"unseen"}
+
+
+@pytest.mark.parametrize(("chip", "engine"), [("h100-sxm", "sglang"), ("h20", ""), ("b200-sxm", "trtllm")])
+def test_constants_of_latent_attention_come_back(chip: str, engine: str) -> None:
+    case = kernel_case("latent decode attention bf16 KV", chip, engine, "AIC" if engine else "INFERSIM")
+    hardware = case.run.machine()[0].alone
+    _, shipped = hardware.constants("attention_latent", "bf16")
+    again = fit_kernel(hardware, case.operation, case.seconds, source="these rows")
+    assert again[1:7] == pytest.approx(shipped[1:7], rel=0.02)
 
 
 NCCL = [

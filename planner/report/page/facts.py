@@ -12,7 +12,7 @@ from planner.report.page.ranked import plain
 from planner.request import Request
 from planner.specs.engine import Engine, Host
 from planner.specs.fields import Provenance
-from planner.specs.hardware import CollectiveKernel, Hardware, KernelConstants
+from planner.specs.hardware import LATENT_KINDS, CollectiveKernel, Hardware, KernelConstants
 from planner.specs.model import Model
 
 UNSURE = frozenset(("assumed", "unverified", "no source"))
@@ -62,7 +62,7 @@ def facts(request: Request, formats: Formats) -> list[Fact]:
         formats: number formats, which decide the kernels.
     """
     hardware, engine = request.hardware, request.engine
-    found = [*_chip(hardware, formats), *_network(hardware), *_kernels(hardware, formats)]
+    found = [*_chip(hardware, formats), *_network(hardware), *_kernels(request, formats)]
     found += [*_collectives(hardware, engine), *_engine(engine), *_model(request.model)]
     if request.usd_per_chip_hour is not None:
         found.append(Fact("price", "a chip", f"{request.usd_per_chip_hour:g}", "$/h", "stated", "--price"))
@@ -145,12 +145,14 @@ def _network(hardware: Hardware) -> Iterator[Fact]:
             yield _stated("network", f"{level.name}, NICs of a node", level.nics_per_node, "", nics)
 
 
-def _kernels(hardware: Hardware, formats: Formats) -> Iterator[Fact]:
+def _kernels(request: Request, formats: Formats) -> Iterator[Fact]:
     """Constants of the kernels that run in these formats, as they are in a step where that differs."""
-    runs = [("gemm", formats.compute), ("gemm", formats.native), ("attention_decode", formats.kv.compute)]
-    runs += [("attention_prefill", formats.kv.compute), ("elementwise", formats.native)]
+    hardware = request.hardware
+    decode, prefill = LATENT_KINDS if request.model.attention.latent else LATENT_KINDS.values()
+    runs = [("gemm", formats.compute), ("gemm", formats.native), (decode, formats.kv.compute)]
+    runs += [(prefill, formats.kv.compute), ("elementwise", formats.native)]
     for kind, dtype in dict.fromkeys((kind, hardware.constants(kind, dtype)[0]) for kind, dtype in runs):
-        held = hardware.kernels[kind][dtype]
+        _, held = hardware.constants(kind, dtype)
         name = f"{kind.replace('_', ' ')} ({dtype})"
         for key in KernelConstants._fields:
             value = getattr(held, key)
