@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from planner.costs.serving import Rows, Setting
 from planner.specs.engine import Engine
-from planner.specs.hardware import Hardware
+from planner.specs.hardware import STAND_INS, Hardware
 
 BEYOND = ("hardware", "version", "weights", "schedule", "tp", "pp", "batch", "isl", "prefix")
 """What may lie beyond: machine, version of the engine, dtype of the weights, batching, a degree, requests per replica,
@@ -54,7 +54,8 @@ def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
 def unmeasured(setting: Setting, rows: Rows) -> Column:
     """Groups of constants behind each row that nobody measured, as `elementwise, collectives over infiniband`."""
     hardware, engine, chips = setting.hardware, setting.engine, rows.tp * rows.pp
-    kernels = [kind for kind in hardware.kernels if _of(hardware, kind, setting.formats.compute) == "assumed"]
+    used = [kind for kind in hardware.kernels if kind not in STAND_INS or setting.model.experts is not None]
+    kernels = [kind for kind in used if _of(hardware, kind, setting.formats.compute) == "assumed"]
     names = [kind.replace("_", " ") for kind in kernels]
     if engine.host.provenance.status == "assumed":
         names.append("host time")

@@ -18,7 +18,7 @@ from planner.specs.engine import Engine
 from planner.specs.hardware import CollectiveOp
 from planner.specs.model import Model
 
-Kind = Literal["gemm", "attention_prefill", "attention_decode", "elementwise"]
+Kind = Literal["gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise"]
 Place = Literal["layer", "first", "last"]
 
 
@@ -56,6 +56,8 @@ class Transfer(NamedTuple):
     times: float = 1
     axes: str = "xyz"
     """Of the group, those whose chips take part: all, or a plane or a line of its grid (`plans.placement.Mesh`)."""
+    kernel: str = ""
+    """The kernel of hardware files that runs it where they have it; "" = one by the engine's rules."""
 
 
 class Pass(NamedTuple):

@@ -153,7 +153,8 @@ def _as_run(replica: Replica, operation: Operation) -> Operation:
     """The operation as the engine's kernels run it: weights that are converted on the fly, attention by groups."""
     engine, attention = replica.engine, replica.model.attention
     traffic = engine.weight_traffic.get(replica.formats.weights.name)
-    if traffic is not None and operation.kind == "gemm" and operation.place == "layer":  # the head is not quantised
+    layered = operation.kind in ("gemm", "grouped_gemm") and operation.place == "layer"  # the head is not quantised
+    if traffic is not None and layered:
         return operation._replace(weight_bytes=operation.weight_bytes * traffic)
     if engine.tensor_core_groups and operation.kind == "attention_decode" and attention.window is None:
         group = attention.heads / attention.kv_heads

@@ -249,14 +249,14 @@ def _quantities(operation: Operation, seconds: Array) -> dict[str, Array]:
 def _free(operation: Operation, table: dict[str, Array], start: KernelConstants) -> dict[str, list[float]]:
     """Starting values of the constants that the rows show."""
     names = ["fixed_us", "memory_fraction"]
-    if operation.kind in ("gemm", "attention_prefill") and np.all(table["flops"] > 0):
+    if operation.kind in ("gemm", "grouped_gemm", "attention_prefill") and np.all(table["flops"] > 0):
         names.append("compute_fraction")
     if np.all(table["items"] > 0):
         names.append("item_us")
     if len(np.unique(table["context"])) > 1:
         names.append("depth_us")
     free = {name: [getattr(start, name) or _STATES[name]] for name in names}
-    if operation.kind in ("gemm", "attention_decode") and len(names) > 2:
+    if operation.kind in ("gemm", "grouped_gemm", "attention_decode") and len(names) > 2:
         free["p"] = [start.p, *_EXPONENTS] if math.isfinite(start.p) else list(_EXPONENTS)
     return free
 

@@ -35,6 +35,8 @@ HEAD_DIM = 128
 SOURCES = {
     "AIC": "AIConfigurator 0.12.0's measured tables (github:ai-dynamo/aiconfigurator@095f58a, Apache-2.0)",
     "VIDUR": "vidur's profiles (github:microsoft/vidur@7d47513, MIT)",
+    "INFERSIM": "InferSim's measurements (github:alibaba/InferSim@f2293da, Apache-2.0)",
+    "DEEPEP": "DeepEP's own tables (github:deepseek-ai/DeepEP@dd758ca, MIT)",
 }
 
 
@@ -167,8 +169,8 @@ def comparisons() -> list[Comparison]:
 
 
 def kernels() -> list[Kernels]:
-    """All measured kernels: GEMM, decode and context attention, element-wise."""
-    return [*_gemms(), *_decode_attention(), *_context_attention(), *_elementwise()]
+    """All measured kernels: GEMM, grouped GEMM, decode and context attention, element-wise."""
+    return [*_gemms(), *_grouped_gemms(), *_decode_attention(), *_context_attention(), *_elementwise()]
 
 
 def transfers() -> list[Transfers]:
@@ -241,6 +243,27 @@ def _gemms() -> Iterable[Kernels]:
             table.column("us") * US,
             table.labels("gemm", lambda row: f"{row['m']} x {row['k']} x {row['n']}"),
             FITTED if alone and form.fitted else UNSEEN,
+        )
+
+
+def _grouped_gemms() -> Iterable[Kernels]:
+    """Products of experts: m rows in all, spread over those of a rank's experts that have any (`groups`)."""
+    for table in _tables("grouped_gemm", ["layout"]):
+        groups, m, n, k = (table.column(name) for name in ("groups", "m", "n", "k"))
+        operation = Operation(
+            "grouped GEMM",
+            "grouped_gemm",
+            "fp8",
+            flops=2 * m * n * k,
+            weight_bytes=groups * n * k * WEIGHTS["fp8"].bytes,
+            activation_bytes=m * (n + k) * ACT,
+        )
+        yield Kernels(
+            f"grouped GEMM fp8, {table.key[0]}",
+            table.run,
+            operation,
+            table.column("us") * US,
+            table.labels("grouped_gemm", lambda row: f"{row['groups']} experts, {row['m']} x {row['k']} x {row['n']}"),
         )
 
 

@@ -26,6 +26,8 @@ from planner.specs.fields import (
 from planner.units import GB, GIB, TERA, US
 
 KINDS = ("gemm", "attention_prefill", "attention_decode", "elementwise")
+STAND_INS = {"grouped_gemm": "gemm"}
+"""Kinds of kernel that a file may leave out, and whose constants, as an assumption, stand for them then."""
 WIDE = frozenset(name for name, dtype in WEIGHTS.items() if dtype.bytes > ACTIVATION_BYTES)
 """Number formats that would lose precision in a chip's 16-bit arithmetic."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
@@ -244,7 +246,7 @@ class Hardware(NamedTuple):
     chip: Chip
     network: tuple[NetworkLevel, ...]
     kernels: dict[str, dict[str, KernelConstants]]
-    """By kind (gemm, attention_prefill, attention_decode, elementwise), then dtype (bf16, fp8)."""
+    """By kind (gemm, attention_prefill, attention_decode, elementwise; grouped_gemm where measured), then dtype."""
     collectives: tuple[CollectiveKernel, ...]
     aliases: tuple[str, ...] = ()
     like: str | None = None
@@ -269,8 +271,8 @@ class Hardware(NamedTuple):
                 yield f"kernels.{kind}.{native}", "missing; expected the constants of this kind of kernel"
         for dtype in WIDE & self.chip.compute_tflops.keys() - self.kernels.get("gemm", {}).keys():
             yield f"kernels.gemm.{dtype}", "missing; without its constants it would be priced as the 16-bit type"
-        for kind in self.kernels.keys() - set(KINDS):
-            yield f"kernels.{kind}", f"unknown kind of kernel; expected one of {', '.join(KINDS)}"
+        for kind in self.kernels.keys() - {*KINDS, *STAND_INS}:
+            yield f"kernels.{kind}", f"unknown kind of kernel; expected one of {', '.join((*KINDS, *STAND_INS))}"
         for weights in (weights for weights, dtype in self.kv_cache.items() if dtype not in KV_CACHE):
             yield f"kv_cache.{weights}", f"found {self.kv_cache[weights]!r}, expected one of {', '.join(KV_CACHE)}"
         if not self.network:
@@ -319,8 +321,15 @@ class Hardware(NamedTuple):
         return self.network[0] if self.network[0].kind == "torus" else None
 
     def constants(self, kind: str, dtype: str) -> tuple[str, KernelConstants]:
-        """(arithmetic, constants) of an operation: the 16-bit type's where the dtype has none of its own."""
-        by_dtype = self.kernels[kind]
+        """(arithmetic, constants) of an operation: the 16-bit type's where the dtype has none of its own.
+
+        A kind that was not measured in this dtype takes the constants of the kind that stands in for it (STAND_INS),
+        marked as assumed.
+        """
+        by_dtype = self.kernels.get(kind, {})
+        if kind in STAND_INS and not (dtype in by_dtype and dtype in self.chip.compute_tflops):
+            found, constants = self.constants(STAND_INS[kind], dtype)
+            return found, constants._replace(provenance=_as_assumed(STAND_INS[kind], constants.provenance))
         if dtype in by_dtype and dtype in self.chip.compute_tflops:
             return dtype, by_dtype[dtype]
         native = self.chip.native_dtype
@@ -329,3 +338,7 @@ class Hardware(NamedTuple):
     def collective(self, kernel: str, op: str, level: str) -> tuple[CollectiveKernel, ...]:
         """The rows of a kernel for an operation on a level; several = the cheapest counts."""
         return tuple(row for row in self.collectives if (row.kernel, row.op, row.level) == (kernel, op, level))
+
+
+def _as_assumed(kind: str, known: Provenance) -> Provenance:
+    return Provenance("assumed", f"as {kind}: {known.source}", known.version)
