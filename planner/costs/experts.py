@@ -100,7 +100,7 @@ def expert_operations(model: Model, shard: Shard, work: Pass, formats: Formats, 
     experts, d, native = _experts(model), model.hidden, formats.native
     own = work.tokens
     rows = spread.assignments(experts, work)
-    read = spread.touched(experts, work)
+    read = touched(rows, spread.tokens(work), experts.top_k, experts.routed + spread.redundant, spread.ep)
     inputs = model.ffn.inputs * shard.expert
     router = (d * experts.routed + experts.routed * experts.router_bias) * formats.weights.plain_bytes
     choosing = own * (2 * experts.routed * _LOGITS + experts.top_k * _CHOICE)

@@ -22,7 +22,7 @@ Num = Any
 """A number or an array of numbers; arrays broadcast."""
 Array = NDArray[np.float64]
 
-_DISCRETE = 40.0
+_DISCRETE = 12.0
 """Mean number of assignments on a rank up to which they are counted one by one; above, they are nearly normal."""
 _EXACT = 16
 """Assignments of all ranks together up to which their sum is kept in mind as well."""
