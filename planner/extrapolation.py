@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from planner.costs.serving import Rows, Setting
 from planner.specs.engine import Engine
-from planner.specs.hardware import LATENT_KINDS, Hardware
+from planner.specs.hardware import LATENT_KINDS, STAND_INS, Hardware
 
 BEYOND = ("hardware", "version", "weights", "schedule", "tp", "pp", "batch", "isl", "prefix", "speculation")
 """What may lie beyond: machine, version of the engine, dtype of the weights, batching, a degree, requests per replica,
@@ -55,8 +55,10 @@ def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
 def unmeasured(setting: Setting, rows: Rows) -> Column:
     """Groups of constants behind each row that nobody measured, as `elementwise, collectives over infiniband`."""
     hardware, engine, chips = setting.hardware, setting.engine, rows.tp * rows.pp
-    other = LATENT_KINDS.values() if setting.model.attention.latent else LATENT_KINDS
-    kinds = [kind for kind in dict.fromkeys((*hardware.kernels, *LATENT_KINDS)) if kind not in other]
+    other = set(LATENT_KINDS.values() if setting.model.attention.latent else LATENT_KINDS)
+    if setting.model.experts is None:
+        other |= STAND_INS.keys()
+    kinds = [kind for kind in dict.fromkeys((*hardware.kernels, *LATENT_KINDS, *STAND_INS)) if kind not in other]
     kernels = [kind for kind in kinds if _of(hardware, kind, setting.formats.compute) == "assumed"]
     names = [kind.replace("_", " ") for kind in kernels]
     if engine.host.provenance.status == "assumed":

@@ -17,8 +17,8 @@ from planner.costs.pnorm import pnorm
 from planner.costs.weights import Num
 from planner.errors import InputError
 from planner.plans.placement import Placement, TorusGroup
-from planner.specs.engine import Engine
-from planner.specs.hardware import CollectiveKernel
+from planner.specs.engine import CollectiveRule, Engine
+from planner.specs.hardware import CollectiveKernel, CollectiveOp
 from planner.units import KIB, US
 
 Array = NDArray[np.float64]
@@ -73,7 +73,13 @@ class Network(NamedTuple):
 
     def price(self, transfer: Transfer, groups: Groups) -> Num:
         """Seconds of a transfer's collectives, `times` of them, in groups of these sizes (one group a row)."""
-        return transfer.times * self.over(transfer.op, groups, transfer.bytes)
+        network = self.preferring(transfer.op, transfer.kernel) if transfer.kernel else self
+        return transfer.times * network.over(transfer.op, groups, transfer.bytes)
+
+    def preferring(self, op: CollectiveOp, kernel: str) -> Network:
+        """The network whose engine runs an operation by this kernel wherever the hardware has it."""
+        rules = (CollectiveRule(op, (kernel,)), *self.engine.collectives)
+        return self._replace(engine=self.engine._replace(collectives=rules))
 
     def seconds(self, op: str, ranks: Num, size: Num) -> Array:
         """Seconds of one collective; `ranks` and `size` are numbers or arrays that broadcast (see `over`)."""

@@ -83,7 +83,9 @@ def latent_attention_operations(
     read = (ACT, formats.native) if copies else (each, dtype)
     expanded = prefilled + prior
     wide = heads * (latent.nope_dim + latent.value_dim)
-    decode_heads, decode_rows = heads, decoded
+    decode_heads, decode_rows, context = heads, decoded, work.context
+    if structure.sequence:  # the heads of all ranks that share a request's tokens, over a part of these
+        decode_heads, context = heads * shard.sequence, np.ceil(work.context / shard.sequence)
     if structure.attention == "batch":
         decode_heads, decode_rows = model.attention.heads, _part(work.decode_rows, shard.tp)
     prefill_heads, share = heads, _share(work, shard.tp / shard.attention_tp)
@@ -91,7 +93,7 @@ def latent_attention_operations(
         prefill_heads, share = model.attention.heads, _share(work, shard.tp)
     return [
         absorbed("absorb keys", decoded, heads, latent.nope_dim, latent.kv_rank, *read),
-        latent_decode(latent, decode_heads, decode_rows, work.context, formats.kv),
+        latent_decode(latent, decode_heads, decode_rows, context, formats.kv),
         absorbed("absorb values", decoded, heads, latent.kv_rank, latent.value_dim, *read),
         Operation(
             "latent read back",

@@ -21,7 +21,13 @@ from planner.specs.model import Model
 _LSE = 4.0
 """Bytes of a head's logarithm of its sum of exponentials."""
 Kind = Literal[
-    "gemm", "attention_prefill", "attention_decode", "attention_latent", "attention_latent_prefill", "elementwise"
+    "gemm",
+    "grouped_gemm",
+    "attention_prefill",
+    "attention_decode",
+    "attention_latent",
+    "attention_latent_prefill",
+    "elementwise",
 ]
 Place = Literal["layer", "first", "last"]
 
@@ -60,6 +66,8 @@ class Transfer(NamedTuple):
     times: float = 1
     axes: str = "xyz"
     """Of the group, those whose chips take part: all, or a plane or a line of its grid (`plans.placement.Mesh`)."""
+    kernel: str = ""
+    """The kernel of hardware files that runs it where they have it; "" = one by the engine's rules."""
 
 
 class Pass(NamedTuple):
@@ -146,6 +154,8 @@ class Structure(NamedTuple):
     ffn: str = "1d"
     """Layout of the projections in decode steps; a pass with prompt tokens runs in `prefill_ffn`."""
     prefill_ffn: str = "1d"
+    own_ffn: bool = False
+    """Whether groups of data-parallel attention run dense FFNs for their own tokens."""
     sequence: bool = False
     """Whether a request's cache lies on several ranks by tokens while it decodes."""
 
@@ -170,8 +180,9 @@ def count(
     operations = attention_projections(model, shard, own, formats)
     operations += attention_operations(model, shard, own, formats, structure)
     operations += attention_elementwise(model, shard, own, formats)
-    operations += _ffn(model, shard, work, formats) + end_operations(model, shard, work, formats)
-    return operations, _transfers(model, engine, shard, work, structure)
+    operations += ffn_operations(model, shard, work, formats) + end_operations(model, shard, work, formats)
+    transfers = attention_transfers(model, shard, work, structure, ffn=True)
+    return operations, transfers + end_transfers(model, engine, shard, work)
 
 
 def gemm(
@@ -200,7 +211,7 @@ def attention_projections(model: Model, shard: Shard, work: Pass, formats: Forma
     ]
 
 
-def _ffn(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
+def ffn_operations(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
     """A dense FFN: its two products, and its activation between them."""
     weights, d = layer_weights(model, shard), model.hidden
     each, plain, rows, dtype = formats.weights.bytes, formats.weights.plain_bytes, work.tokens, formats.compute
@@ -281,22 +292,26 @@ def _prefill_attention(
 
 def attention_elementwise(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
     """Memory-bound kernels: norms with the residual, rotary embedding with the KV write, norms of queries and keys."""
-    rows, d, dh, native = work.tokens, model.hidden, model.attention.head_dim, formats.native
-    norm_bytes = model.norm.vectors * d * ACT
+    rows, dh = work.tokens, model.attention.head_dim
     qkv = (shard.heads + shard.kv_heads) * dh
     kv_write = rows * 2 * shard.kv_heads * dh * formats.kv.bytes
-    operations = [
-        Operation(
-            "norm",
-            "elementwise",
-            native,
-            times=model.norm.per_layer,
-            weight_bytes=norm_bytes,
-            activation_bytes=rows * d * 4 * ACT,
-        ),
-        Operation("rope, KV write", "elementwise", native, activation_bytes=rows * qkv * 2 * ACT + kv_write),
+    return [
+        norm_operation(model, work, formats),
+        Operation("rope, KV write", "elementwise", formats.native, activation_bytes=rows * qkv * 2 * ACT + kv_write),
+        *qk_norm_operations(model, shard, work, formats),
     ]
-    return operations + qk_norm_operations(model, shard, work, formats)
+
+
+def norm_operation(model: Model, work: Pass, formats: Formats) -> Operation:
+    """The layer's norms with the residual."""
+    return Operation(
+        "norm",
+        "elementwise",
+        formats.native,
+        times=model.norm.per_layer,
+        weight_bytes=model.norm.vectors * model.hidden * ACT,
+        activation_bytes=work.tokens * model.hidden * 4 * ACT,
+    )
 
 
 def qk_norm_operations(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
@@ -342,17 +357,23 @@ def end_operations(
     ]
 
 
-def _transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure: Structure) -> list[Transfer]:
-    d, dh, attention, rows = model.hidden, model.attention.head_dim, model.attention, work.tokens
-    residual = rows * d * ACT
-    if structure.attention == "data":
-        transfers = _between_groups(model, shard, work)
-    else:
-        transfers = [Transfer("all-reduce", "all_reduce", residual, times=1 if model.parallel_block else 2)]
+def end_transfers(model: Model, engine: Engine, shard: Shard, work: Pass) -> list[Transfer]:
+    """Behind the embedding and the head."""
+    transfers = []
     if engine.embedding_all_reduce:
-        transfers.append(Transfer("embedding all-reduce", "all_reduce", residual, "first"))
+        transfers.append(Transfer("embedding all-reduce", "all_reduce", work.tokens * model.hidden * ACT, "first"))
     logits = work.logits * shard.vocab * shard.tp * ACT
-    transfers.append(Transfer("logits all-gather", "all_gather", logits, "last"))
+    return [*transfers, Transfer("logits all-gather", "all_gather", logits, "last")]
+
+
+def attention_transfers(model: Model, shard: Shard, work: Pass, structure: Structure, *, ffn: bool) -> list[Transfer]:
+    """What a layer's attention sends, and with `ffn` its dense FFN too."""
+    dh, attention = model.attention.head_dim, model.attention
+    if structure.attention == "data":
+        transfers = _between_groups(model, shard, work, ffn=ffn)
+    else:
+        often = 2 if ffn and not model.parallel_block else 1
+        transfers = [Transfer("all-reduce", "all_reduce", work.tokens * model.hidden * ACT, times=often)]
     if structure.sequence:
         transfers += _along_sequence(model, shard, work, structure)
     query, kv = attention.heads * dh * ACT / shard.tp, 2 * attention.kv_heads * dh * ACT / shard.tp
@@ -370,15 +391,15 @@ def _transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure
     return transfers
 
 
-def _between_groups(model: Model, shard: Shard, work: Pass) -> list[Transfer]:
+def _between_groups(model: Model, shard: Shard, work: Pass, *, ffn: bool) -> list[Transfer]:
     """Data-parallel attention: a group reduces its own tokens' attention; the FFN, over all ranks, wants all tokens."""
     own = work.divided(shard.attention_dp).tokens * model.hidden * ACT
-    everything = work.tokens * model.hidden * ACT
-    return [
-        Transfer("attention all-reduce", "all_reduce", own, axes="heads"),
-        Transfer("tokens of all groups", "all_gather", everything),
-        Transfer("tokens to their groups", "reduce_scatter", everything),
-    ]
+    transfers = [Transfer("attention all-reduce", "all_reduce", own, axes="heads")]
+    if ffn:
+        everything = work.tokens * model.hidden * ACT
+        transfers.append(Transfer("tokens of all groups", "all_gather", everything))
+        transfers.append(Transfer("tokens to their groups", "reduce_scatter", everything))
+    return transfers
 
 
 def _along_sequence(model: Model, shard: Shard, work: Pass, structure: Structure) -> list[Transfer]:

@@ -83,10 +83,11 @@ def structure_of(plan: Plan) -> Structure:
     parts = plan.sharding
     attention = "data" if parts.batch > 1 else "batch" if plan.attention == "batch" else "heads"
     prefill = plan.prefill_attention if plan.prefill_attention in WORDS else attention
-    return Structure(attention, prefill, plan.ffn, plan.prefill_ffn, parts.sequence > 1)
+    own = parts.batch > 1 and plan.ep > 1
+    return Structure(attention, prefill, plan.ffn, plan.prefill_ffn, own, parts.sequence > 1)
 
 
-PLAN_COLUMNS = ("tp", "pp", "dp", "x", "y", "attention_dp", "sequence")
+PLAN_COLUMNS = ("tp", "pp", "dp", "x", "y", "attention_dp", "sequence", "ep")
 """Columns of `Rows` that a plan decides."""
 
 
@@ -110,6 +111,8 @@ class Rows(NamedTuple):
     """Groups of its ranks with requests of their own."""
     sequence: Array
     """Ranks that share a request's cache by tokens while it decodes."""
+    ep: Array
+    """Ranks over which whole experts are divided."""
     spec_tokens: Array
     """Tokens drafted a step and request; 0 = none."""
     spec_accept: Array
@@ -123,6 +126,7 @@ class Rows(NamedTuple):
         columns.setdefault("x", 1.0)
         columns.setdefault("attention_dp", 1.0)
         columns.setdefault("sequence", 1.0)
+        columns.setdefault("ep", 1.0)
         columns.setdefault("y", columns["tp"])
         arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
         return cls(*arrays)
@@ -130,7 +134,7 @@ class Rows(NamedTuple):
     @classmethod
     def of_plans(cls, plans: Sequence[Plan], **columns: Num) -> Rows:
         """Rows of plans, one each (or one for all), with the other columns of `of`."""
-        degrees = {name: np.array([getattr(plan, name) for plan in plans]) for name in ("tp", "pp", "dp")}
+        degrees = {name: np.array([getattr(plan, name) for plan in plans]) for name in ("tp", "pp", "dp", "ep")}
         x, y = (np.array([plan.axes[axis] for plan in plans]) for axis in (0, 1))
         parts = [plan.sharding for plan in plans]
         groups, along = (np.array([getattr(part, name) for part in parts]) for name in ("batch", "sequence"))
@@ -347,6 +351,7 @@ def replica_of(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
         rows.y.astype(int),
         rows.attention_dp.astype(int),
         rows.sequence.astype(int),
+        rows.ep.astype(int),
     )
     if setting.drafting is None:
         return replica

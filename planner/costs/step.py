@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.collectives import Groups, Network
+from planner.costs.counting import count
+from planner.costs.experts import Spread
 from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer
-from planner.costs.layouts import count, resting_bytes
+from planner.costs.layouts import resting_bytes
 from planner.costs.roofline import Parts, price_operation, resources
 from planner.costs.terms import Terms, Work
-from planner.costs.weights import Num, Shard, Stages
-from planner.specs.engine import Engine
+from planner.costs.weights import Num, Shard, Stages, Trio, stage_layers
+from planner.specs.engine import Engine, Exchange
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
 from planner.units import US
@@ -43,6 +45,8 @@ class Replica:
     attention_dp: NDArray[np.int_] | None = None
     sequence: NDArray[np.int_] | None = None
     """Groups with requests of their own, and ranks that share a request's cache by tokens; none = 1."""
+    ep: NDArray[np.int_] | None = None
+    """Ranks over which whole experts are divided; none = 1."""
 
     def term(self, name: str, parts: Parts, work: Callable[[], Work] = Work) -> Parts:
         """Parts that are one item, with its work where anybody asks."""
@@ -75,7 +79,39 @@ class Replica:
         x, y, _ = self._grids
         dp, parts = (1 if ways is None else ways for ways in (self.attention_dp, self.sequence))
         stored = self.formats.weights.name
-        return Shard.for_engine(self.model, self.engine, stored, self.tp, dp, x, y, parts)
+        ep = 1 if self.ep is None else self.ep
+        return Shard.for_engine(self.model, self.engine, stored, self.tp, dp, x, y, parts, ep)
+
+    @cached_property
+    def spread(self) -> Spread:
+        """How the group's ranks share the experts."""
+        ep, exchange = (1 if self.ep is None else self.ep), self.engine.exchange or Exchange()
+        groups = 1 if self.attention_dp is None else self.attention_dp
+        return Spread(ep, self.tp / ep, groups, exchange.redundant, exchange.imbalance)
+
+    @cached_property
+    def nodes(self) -> NDArray[np.int_]:
+        """Innermost domains that a group spans."""
+        domain = self.network.placement.hardware.domain
+        return np.ones_like(self.tp) if domain is None else -(-self.tp // domain)
+
+    @cached_property
+    def layer_counts(self) -> list[tuple[bool, Trio]]:
+        """(whether it has experts, how many on the first, a middle and the last stage) of each kind of layer."""
+        stages = self.stages
+        if self.model.experts is None:
+            return [(False, (stages.first, stages.middle, stages.last))]
+        found: dict[bool, list[Num]] = {}
+        for kind, counts in stage_layers(self.model, stages):
+            held = found.get(kind.experts, [0.0, 0.0, 0.0])
+            found[kind.experts] = [own + more for own, more in zip(held, counts, strict=True)]
+        return [(experts, (first, middle, last)) for experts, (first, middle, last) in found.items()]
+
+    def count(self, work: Pass, experts: bool) -> tuple[list[Operation], list[Transfer]]:
+        """Operations and transfers of one pass through a layer with a dense FFN, or with experts, and at the ends."""
+        spread = self.spread if experts else None
+        shard, nodes = self.shard, self.nodes if experts else 1
+        return count(self.model, self.engine, shard, work, self.formats, self.structure, spread, nodes)
 
     @cached_property
     def stages(self) -> Stages:
@@ -98,41 +134,78 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     A stage's time is its layers, what its end adds, and the host's share; `whole` adds the sends between stages.
     """
     stages = replica.stages
-    layer, first, last = _segments(replica, replica.shard, work)
+    layer, first, last = _segments(replica, work)
     own = replica.engine.host
     host = replica.term(
         "host", Parts(overhead=(own.step_us + own.per_sequence_us * work.requests) * US * np.ones_like(stages.pp))
     )
-    if own.layer_us or own.prefill_layer_us:
-        launches = own.layer_us + own.prefill_layer_us * (np.asarray(work.prefill_tokens) > 0)
-        layer = layer + replica.term("launches", Parts(overhead=launches * US))
-    if replica.engine.overlap is not None:
-        layer = layer.overlapped(replica.engine.overlap.fraction)
     alone = stages.pp == 1
-    stage_first = _settle(replica.hardware, layer * stages.first + first + last * alone) + host
+    stage_first = _settle(replica.hardware, layer.first + first + last * alone) + host
     if np.all(alone):
         return PassTime(stage_first, stage_first)
-    stage_last = _settle(replica.hardware, layer * stages.last + last) + host
-    stage_middle = _settle(replica.hardware, layer * stages.middle) + host
+    stage_last = _settle(replica.hardware, layer.last + last) + host
+    stage_middle = _settle(replica.hardware, layer.middle) + host
     between = np.maximum(0, stages.pp - 2)
-    rest = replica.model.layers - stages.first - stages.last
-    middles = _settle(replica.hardware, layer * np.where(alone, 0.0, rest)) + host * between
+    middles = _settle(replica.hardware, layer.rest * ~alone) + host * between
     whole = stage_first + stage_last * ~alone + middles * ~alone + _sends(replica, work) * ~alone
     slowest = stage_first.where(alone | (stage_first.total >= stage_last.total), stage_last)
     slowest = stage_middle.where((stages.pp > 2) & (stage_middle.total > slowest.total), slowest)
     return PassTime(whole, slowest, stage_last)
 
 
-def _segments(replica: Replica, shard: Shard, work: Pass) -> tuple[Parts, Parts, Parts]:
-    """Seconds of one layer, of what only the first stage does, and of what only the last does."""
-    operations, transfers = count(replica.model, replica.engine, shard, work, replica.formats, replica.structure)
-    segments = {"layer": Parts(), "first": Parts(), "last": Parts()}
-    for operation in operations:
-        segments[operation.place] += priced(replica, operation)
-    for transfer in transfers:
-        parts = Parts(network=replica.network.price(transfer, replica.groups(transfer.axes)))
-        segments[transfer.place] += replica.term(transfer.name, parts, partial(_traffic, replica, transfer))
-    return segments["layer"], segments["first"], segments["last"]
+class _Layers(NamedTuple):
+    """Seconds of the layers of the first stage, of the fullest middle one, of the last, and of all middle ones."""
+
+    first: Parts
+    middle: Parts
+    last: Parts
+    rest: Parts
+
+
+def _segments(replica: Replica, work: Pass) -> tuple[_Layers, Parts, Parts]:
+    """Seconds of the layers by stage, of what only the first stage does beside them, and of what only the last does."""
+    held, alone = _Layers(Parts(), Parts(), Parts(), Parts()), np.all(replica.stages.pp == 1)
+    ends = {"first": Parts(), "last": Parts()}
+    totals = {True: sum(kind.experts for kind in replica.model.layer_kinds())} if replica.model.experts else {}
+    for index, (experts, counts) in enumerate(replica.layer_counts):
+        operations, transfers = replica.count(work, experts)
+        layer = Parts()
+        for operation in operations:
+            if operation.place == "layer":
+                layer += priced(replica, operation)
+            elif index == 0:  # the ends are counted with each kind of layer, and are there once
+                ends[operation.place] += priced(replica, operation)
+        for transfer in transfers:
+            if transfer.place != "layer" and index > 0:
+                continue
+            parts = Parts(network=replica.network.price(transfer, replica.groups(transfer.axes)))
+            parts = replica.term(transfer.name, parts, partial(_traffic, replica, transfer))
+            if transfer.place == "layer":
+                layer += parts
+            else:
+                ends[transfer.place] += parts
+        layer = _launched(replica, work, layer)
+        first, middle, last = counts
+        every = totals.get(True, 0) if experts else replica.model.layers - totals.get(True, 0)
+        if alone:
+            held = held._replace(first=held.first + layer * first)
+            continue
+        held = _Layers(
+            held.first + layer * first,
+            held.middle + layer * middle,
+            held.last + layer * last,
+            held.rest + layer * np.maximum(0.0, every - first - last),
+        )
+    return held, ends["first"], ends["last"]
+
+
+def _launched(replica: Replica, work: Pass, layer: Parts) -> Parts:
+    """A layer with what its launches cost, and its collectives where the engine hides a share of them."""
+    own = replica.engine.host
+    if own.layer_us or own.prefill_layer_us:
+        launches = own.layer_us + own.prefill_layer_us * (np.asarray(work.prefill_tokens) > 0)
+        layer = layer + replica.term("launches", Parts(overhead=launches * US))
+    return layer if replica.engine.overlap is None else layer.overlapped(replica.engine.overlap.fraction)
 
 
 def priced(replica: Replica, operation: Operation) -> Parts:
@@ -169,7 +242,8 @@ def _as_run(replica: Replica, operation: Operation) -> Operation:
     """The operation as the engine's kernels run it: weights that are converted on the fly, attention by groups."""
     engine, attention = replica.engine, replica.model.attention
     traffic = engine.weight_traffic.get(replica.formats.weights.name)
-    if traffic is not None and operation.kind == "gemm" and operation.place == "layer":  # the head is not quantised
+    layered = operation.kind in ("gemm", "grouped_gemm") and operation.place == "layer"  # the head is not quantised
+    if traffic is not None and layered:
         return operation._replace(weight_bytes=operation.weight_bytes * traffic)
     if engine.tensor_core_groups and operation.kind == "attention_decode" and attention.window is None:
         group = attention.heads / attention.kv_heads

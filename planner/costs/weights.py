@@ -34,6 +34,8 @@ class Shard(NamedTuple):
     """Ranks that the model's width is divided over in storage (X of `plans.placement.Mesh`); the FFN's width and the
     heads over the other tp / x."""
     y: Num = 1.0
+    ffn_tp: Num = 1.0
+    """Ranks that divide a dense FFN, and shared experts: tp, or those of one group that keeps its own."""
     sequence: Num = 1.0
     """Ranks that a request's cache is divided over by tokens while it decodes."""
     cache_heads: Num = 0.0
@@ -64,6 +66,7 @@ class Shard(NamedTuple):
         y: Num = 1.0,
         head_padding: bool = False,
         sequence: Num = 1.0,
+        ep: Num = 1.0,
     ) -> Shard:
         """The fullest rank's share under tensor parallelism of degree `tp`.
 
@@ -86,6 +89,7 @@ class Shard(NamedTuple):
             stored = np.where(fits, heads * x, np.ceil(model.attention.heads / ways))
             heads = np.ceil(stored / x)
             stored_kv = np.maximum(1.0, np.ceil(model.attention.kv_heads / ways))
+        ffn_tp = np.where((np.asarray(ep) > 1) & (np.asarray(attention_dp) > 1), over, tp)
         expert = 0.0 if model.experts is None else np.ceil(model.experts.hidden / tp)
         padded = -(-model.vocab // vocabulary_multiple) * vocabulary_multiple
         sizes = cls(
@@ -93,7 +97,8 @@ class Shard(NamedTuple):
             heads=heads,
             kv_heads=np.maximum(1.0, np.ceil(model.attention.kv_heads / over)),
             attention_tp=over,
-            ffn=np.ceil(model.ffn.hidden / tp),
+            ffn=np.ceil(model.ffn.hidden / ffn_tp),
+            ffn_tp=ffn_tp,
             vocab=np.ceil(padded / tp),
             expert=np.ceil(expert / expert_multiple) * expert_multiple,
             x=x,
@@ -116,11 +121,21 @@ class Shard(NamedTuple):
         x: Num = 1.0,
         y: Num = 1.0,
         sequence: Num = 1.0,
+        ep: Num = 1.0,
     ) -> Shard:
         """A rank's share with the padding that an engine adds for weights of this dtype."""
         expert_multiple = engine.memory.expert_multiple.get(weights, 1)
         return cls.of(
-            model, tp, engine.vocabulary_multiple, expert_multiple, attention_dp, x, y, engine.head_padding, sequence
+            model,
+            tp,
+            engine.vocabulary_multiple,
+            expert_multiple,
+            attention_dp,
+            x,
+            y,
+            engine.head_padding,
+            sequence,
+            ep,
         )
 
 
@@ -258,7 +273,7 @@ def _expert_elements(model: Model, shard: Shard) -> Elements:
     assert experts is not None
     matrices = ffn.inputs + 1
     routed = experts.routed * matrices * d * shard.expert
-    shared = matrices * d * np.ceil(experts.shared_hidden / shard.tp)
+    shared = matrices * d * np.ceil(experts.shared_hidden / shard.ffn_tp)
     biases = experts.routed * (ffn.inputs * shard.expert + d) * experts.bias
     router = d * experts.routed + experts.routed * experts.router_bias + d * experts.shared_gate
     return Elements(experts=routed + shared, plain=router + biases)
@@ -336,8 +351,21 @@ def _kinds(model: Model) -> list[tuple[LayerKind, int]]:
 
 
 def matmul_parameters(model: Model) -> float:
-    """Parameters that a token is multiplied with: all matrices of the layers and the output matrix."""
+    """Parameters that a token is multiplied with: all matrices of the layers and the output matrix.
+
+    Of routed experts those that a token goes to, with the router.
+    """
     whole = Shard.of(model, 1)
+    if model.experts is not None or model.attention.latent is not None:
+        idle = 0.0
+        if model.experts is not None:
+            unused = model.experts.routed - model.experts.top_k
+            idle = unused * (model.ffn.inputs + 1) * model.hidden * model.experts.hidden
+        kinds = _kinds(model)
+        layers = sum(count * layer_elements(model, whole, kind).total for kind, count in kinds)
+        layers -= sum(count * idle for kind, count in kinds if kind.experts)
+        vectors = model.layers * model.norm.per_layer * model.norm.vectors * model.hidden
+        return float(layers - vectors + head_elements(model, whole))
     return float(model.layers * layer_weights(model, whole).matrices + head_elements(model, whole))
 
 

@@ -257,7 +257,7 @@ def _free(operation: Operation, table: dict[str, Array], start: KernelConstants)
     if len(np.unique(table["context"])) > 1:
         names.append("depth_us")
     free = {name: [getattr(start, name) or _STATES[name]] for name in names}
-    if operation.kind in ("gemm", "attention_decode") and len(names) > 2:
+    if operation.kind in ("gemm", "grouped_gemm", "attention_decode") and len(names) > 2:
         free["p"] = [start.p, *_EXPONENTS] if math.isfinite(start.p) else list(_EXPONENTS)
     return free
 

@@ -41,6 +41,7 @@ SOURCES = {
     "INFERSIM": "InferSim's bench_data (github:alibaba/InferSim@f2293da, Apache-2.0)",
     "INFERSIM-H800": "InferSim's bench_data (github:alibaba/InferSim@f2293da, Apache-2.0), H800",
     "VIDUR": "vidur's profiles (github:microsoft/vidur@7d47513, MIT)",
+    "DEEPEP": "DeepEP's own tables (github:deepseek-ai/DeepEP@dd758ca, MIT)",
 }
 
 
@@ -173,8 +174,8 @@ def comparisons() -> list[Comparison]:
 
 
 def kernels() -> list[Kernels]:
-    """All measured kernels: GEMM, decode and context attention, plain and latent, element-wise."""
-    plain = [*_gemms(), *_decode_attention(), *_context_attention(), *_elementwise()]
+    """All measured kernels: GEMM, plain and grouped, decode and context attention, plain and latent, element-wise."""
+    plain = [*_gemms(), *_grouped_gemms(), *_decode_attention(), *_context_attention(), *_elementwise()]
     return [*plain, *_latent_decode(), *_latent_context(), *_latent_absorb()]
 
 
@@ -248,6 +249,27 @@ def _gemms() -> Iterable[Kernels]:
             table.column("us") * US,
             table.labels("gemm", lambda row: f"{row['m']} x {row['k']} x {row['n']}"),
             FITTED if alone and form.fitted else UNSEEN,
+        )
+
+
+def _grouped_gemms() -> Iterable[Kernels]:
+    """Products of experts: m rows in all, spread over those of a rank's experts that have any (`groups`)."""
+    for table in _tables("grouped_gemm", ["layout"]):
+        groups, m, n, k = (table.column(name) for name in ("groups", "m", "n", "k"))
+        operation = Operation(
+            "grouped GEMM",
+            "grouped_gemm",
+            "fp8",
+            flops=2 * m * n * k,
+            weight_bytes=groups * n * k * WEIGHTS["fp8"].bytes,
+            activation_bytes=m * (n + k) * ACT,
+        )
+        yield Kernels(
+            f"grouped GEMM fp8, {table.key[0]}",
+            table.run,
+            operation,
+            table.column("us") * US,
+            table.labels("grouped_gemm", lambda row: f"{row['groups']} experts, {row['m']} x {row['k']} x {row['n']}"),
         )
 
 

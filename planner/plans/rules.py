@@ -29,12 +29,12 @@ def _near(wanted: int, valid: Iterable[int]) -> str:
 
 
 def tp_allowed(
-    model: Model, engine: Engine, tp: int, weights: str | None = None, x: int = 1, groups: int = 1
+    model: Model, engine: Engine, tp: int, weights: str | None = None, x: int = 1, groups: int = 1, ep: int = 1
 ) -> str | None:
     """Why a model cannot be split tp ways with weights of this dtype (its own where none is named), or none.
 
     Where the model's width is divided over X of the ranks, the heads' projections are over the other tp / X; groups of
-    data-parallel attention have all of them each.
+    data-parallel attention have all of them each, and with expert parallelism dense FFNs; ep ranks have whole experts.
     """
     attention, ways = model.attention, max(1, tp // x // groups)
     if reason := _heads(model, engine, tp // groups) and _heads(model, engine, ways):
@@ -42,14 +42,14 @@ def tp_allowed(
     for ranks in (tp, ways):  # those of attention, and those that its projections are divided over
         if attention.latent is None and attention.kv_heads % ranks and ranks % attention.kv_heads:
             return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
-    for what, width in _widths(model):
-        if width % tp:
+    for what, width, over in _widths(model, tp, groups, ep):
+        if width % over:
             return f"does not divide the {what}'s {width}"
     multiple = engine.vocabulary_multiple
     padded = -(-model.vocab // multiple) * multiple
     if multiple > 1 and padded % tp:
         return f"does not divide the vocabulary padded to {padded}"
-    return _misaligned(model, engine, tp, weights or model.weights)
+    return _misaligned(model, engine, tp, weights or model.weights, groups, ep)
 
 
 def _heads(model: Model, engine: Engine, ways: int) -> str | None:
@@ -67,44 +67,45 @@ def most_ranks(model: Model, engine: Engine) -> int:
     return int(model.attention.heads * (PADDING if engine.head_padding else 1))
 
 
-def _widths(model: Model) -> list[tuple[str, int]]:
-    """Widths between the projections of a layer that tensor parallelism divides."""
+def _widths(model: Model, tp: int, groups: int, ep: int) -> list[tuple[str, int, int]]:
+    """(what, width between the projections of a layer, ranks that divide it)."""
+    own = max(1, tp // groups) if ep > 1 else tp
     experts = model.experts
     dense = experts is None or not all(kind.experts for kind in model.layer_kinds())
-    widths = [("FFN", model.ffn.hidden)] if dense else []
+    widths = [("FFN", model.ffn.hidden, own)] if dense else []
     if experts is not None:
-        widths.append(("expert", experts.hidden))
-        widths += [("shared expert", experts.shared_hidden)] if experts.shared_hidden else []
+        widths.append(("expert", experts.hidden, max(1, tp // ep)))
+        widths += [("shared expert", experts.shared_hidden, own)] if experts.shared_hidden else []
     return widths
 
 
-def _misaligned(model: Model, engine: Engine, tp: int, weights: str) -> str | None:
+def _misaligned(model: Model, engine: Engine, tp: int, weights: str, groups: int = 1, ep: int = 1) -> str | None:
     """Why the groups or blocks of a quantised format do not divide a rank's share of what projections read."""
     block = model.weight_block if weights == model.weights else 0
     multiple = max(engine.shard_multiple.get(weights, 1), block)
     attention = model.attention
     dim = attention.latent.value_dim if attention.latent else attention.head_dim
-    widths = _widths(model)
+    widths = _widths(model, tp, groups, ep)
     if model.quantised == "linears":
-        widths.insert(0, ("attention output", attention.heads * dim))
+        widths.insert(0, ("attention output", attention.heads * dim, max(1, tp // groups)))
     if model.quantised == "experts":
-        widths = [(what, width) for what, width in widths if what != "FFN"]
-    for what, width in widths:
-        if width // tp % multiple:
-            return f"leaves a rank {width // tp} of the {what}'s {width}, no multiple of {weights}'s {multiple}"
+        widths = [each for each in widths if each[0] != "FFN"]
+    for what, width, over in widths:
+        if width // over % multiple:
+            return f"leaves a rank {width // over} of the {what}'s {width}, no multiple of {weights}'s {multiple}"
     return None
 
 
 def shape_refusal(model: Model, engine: Engine, plan: Plan, weights: str | None = None) -> str | None:
     """Why the engine refuses this split of this model, whatever the chips: one sentence, or none."""
     rules = (_experts, _pipeline, sharding_refusal, _attention, _layouts)
-    reasons = (rule(model, engine, plan) for rule in rules)
+    reasons = (_plain_only(model, plan), *(rule(model, engine, plan) for rule in rules))
     return _tensor_parallel(model, engine, plan, weights) or next((reason for reason in reasons if reason), None)
 
 
 def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None) -> str | None:
     groups = plan.sharding.batch
-    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], groups if plan.tp % groups == 0 else 1)
+    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], groups if plan.tp % groups == 0 else 1, plan.ep)
     if reason is None:
         return None
     valid = [tp for tp in range(1, most_ranks(model, engine) + 1) if tp_allowed(model, engine, tp, weights) is None]
@@ -128,6 +129,18 @@ def sharding_refusal(model: Model, engine: Engine, plan: Plan) -> str | None:
     if wrong is not None:
         return f"attention {plan.attention} {wrong}"
     return _groups_refusal(model, engine, plan.tp, parts) or _sequence_refusal(model, engine, parts)
+
+
+def _plain_only(model: Model, plan: Plan) -> str | None:
+    """What is not counted for experts and latent attention."""
+    kind = "latent attention" if model.attention.latent else "experts" if model.experts else None
+    if kind is None:
+        return None
+    if (plan.ffn, plan.prefill_ffn) != ("1d", "1d"):
+        return f"FFN layout {plan.ffn}: a model with {kind} runs in layout 1d only"
+    if "batch" in (plan.attention, plan.prefill_attention) and model.attention.latent:
+        return "attention batch: latent attention is divided by products, as heads1xbatch8"
+    return None
 
 
 def _groups_refusal(model: Model, engine: Engine, tp: int, parts: Sharding) -> str | None:
@@ -170,10 +183,15 @@ def _experts(model: Model, engine: Engine, plan: Plan) -> str | None:
         return None
     if model.experts is None:
         return f"ep {plan.ep}: {model.name} has no experts to spread"
-    routed = model.experts.routed
-    if routed % plan.ep:
-        valid = [ep for ep in range(1, routed + 1) if routed % ep == 0]
-        return f"ep {plan.ep} does not divide the {routed} experts; nearest valid: {_near(plan.ep, valid)}"
+    if engine.expert_parallel is None:
+        return f"ep {plan.ep}: engine {engine.name} divides every expert over all ranks; ep 1"
+    ranks, routed = plan.tp * plan.cp, model.experts.routed
+    if engine.expert_parallel == "group" and plan.ep != ranks:
+        return f"ep {plan.ep}: engine {engine.name} spreads experts over all {ranks} ranks of a group; ep {ranks} or 1"
+    for whole, what in ((ranks, "ranks of a stage"), (routed, "experts")):
+        if whole % plan.ep:
+            valid = [ep for ep in range(1, whole + 1) if whole % ep == 0]
+            return f"ep {plan.ep} does not divide the {whole} {what}; nearest valid: {_near(plan.ep, valid)}"
     return None
 
 
@@ -187,7 +205,7 @@ def _pipeline(model: Model, engine: Engine, plan: Plan) -> str | None:
 
 
 def _not_yet(model: Model, plan: Plan) -> str | None:
-    unpriced = {"experts": model.experts, "latent attention": model.attention.latent, "linear attention": model.linear}
+    unpriced = {"linear attention": model.linear}
     for what, present in unpriced.items():
         if present is not None:
             fits = f"`plan memory --model {model.name}` says what fits"

@@ -73,12 +73,13 @@ def _candidates(
         deepest = max(1, min(model.layers, placement.usable // tp))
         layouts = list(_layouts(model, engine, placement, filters, tp))
         bare = tp > placement.usable or all(
-            tp_allowed(model, engine, tp, weights, grid_axes(grid)[0] if grid else 1, _groups(attention, tp))
+            tp_allowed(model, engine, tp, weights, grid_axes(grid)[0] if grid else 1, _groups(attention, tp), ep)
             for *_, grid in layouts
             for attention, _ in sharding
+            for ep in filters.ep or _spreads(model, engine, tp)
         )
         for pp in filters.pp or range(1, 1 + (1 if bare else deepest)):
-            for cp, ep in product(filters.cp or (1,), filters.ep or (1,)):
+            for cp, ep in product(filters.cp or (1,), filters.ep or _spreads(model, engine, tp)):
                 most = max(1, placement.replicas(tp, pp, cp))
                 for dp, (attention, prefill_attention), layout in product(filters.dp or (most,), sharding, layouts):
                     if tp == 1 and attention == "batch" and not filters.attention:
@@ -119,6 +120,15 @@ def _products(model: Model, engine: Engine, tp: int) -> Iterator[str]:
             plan = Plan(tp, attention=parts.word, prefill_attention=implied_prefill(parts.word))
             if sharding_refusal(model, engine, plan) is None:
                 yield parts.word
+
+
+def _spreads(model: Model, engine: Engine, tp: int) -> list[int]:
+    """Degrees of expert parallelism that the engine has over tp ranks."""
+    experts = model.experts
+    if experts is None or engine.expert_parallel is None:
+        return [1]
+    sizes = [1, tp] if engine.expert_parallel == "group" else [ep for ep in range(1, tp + 1) if tp % ep == 0]
+    return [ep for ep in dict.fromkeys(sizes) if experts.routed % ep == 0]
 
 
 def _groups(attention: str, tp: int) -> int:

@@ -29,6 +29,7 @@ _SLACK = {"assumed": 2.0, "textbook": 2.0, "derived": 1.5}
 _SHARE = "_fraction"
 _KINDS = {
     "gemm": "GEMM",
+    "grouped_gemm": "grouped GEMM",
     "attention_prefill": "prefill attention",
     "attention_decode": "decode attention",
     "attention_latent": "latent decode attention",

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.collectives import Network
-from planner.costs.layers import Pass, causal_pairs
-from planner.costs.layouts import count, resting_bytes
+from planner.costs.layers import Pass, Transfer, causal_pairs
+from planner.costs.layouts import resting_bytes
 from planner.costs.memory import cached_tokens
 from planner.costs.serving import Fit, Rows, Setting, fit, price, replica_of, structure_of
 from planner.costs.speculation import columns_of
+from planner.costs.step import Replica
 from planner.costs.weights import Num
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
@@ -237,7 +238,6 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
     flat = Network(_without_phases(setting), setting.engine)
     nothing = np.zeros(rows.length)
     replica = replica_of(setting, rows)
-    shard = replica.shard
     batch = np.maximum(group.fitted.batch, 1.0)
     micro = np.ceil(batch / np.minimum(rows.pp, batch))
     queries = 1.0 if setting.drafting is None else rows.spec_tokens + 1  # a draft's own collectives are left out
@@ -258,8 +258,7 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
     found: list[_Traffic] = []
     for work in (decode, prompt):
         times: list[tuple[str, Num, Num, Array, Array, Any]] = []
-        for transfer in count(setting.model, setting.engine, shard, work, setting.formats, setting.structure)[1]:
-            often = setting.model.layers if transfer.place == "layer" else 1
+        for transfer, often in _calls(replica, work):
             groups = replica.groups(transfer.axes)
             ranks = groups.ranks
             level = setting.placement.span(ranks)
@@ -279,6 +278,20 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
             _Traffic(op, work is prompt, group.places, on, ranks, size, time / whole * here / goal, phased)
             for op, on, ranks, size, time, phased in times
         ]
+    return found
+
+
+def _calls(replica: Replica, work: Pass) -> list[tuple[Transfer, float]]:
+    """Collectives of a pass, with how many layers have each; those of the ends once."""
+    kinds = replica.model.layer_kinds()
+    found: list[tuple[Transfer, float]] = []
+    for index, (experts, _) in enumerate(replica.layer_counts):
+        often = sum(kind.experts == experts for kind in kinds)
+        for transfer in replica.count(work, experts)[1]:
+            if transfer.place == "layer":
+                found.append((transfer, often))
+            elif index == 0:
+                found.append((transfer, 1))
     return found
 
 

@@ -9,6 +9,7 @@ from planner.errors import InputError
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
 from planner.specs.fields import (
     Count,
+    CountOrZero,
     Factor,
     GibOrZero,
     Kib,
@@ -138,6 +139,36 @@ class CollectiveRule(NamedTuple):
     """Largest buffer, inclusive."""
 
 
+class Exchange(NamedTuple):
+    """How tokens reach the experts of other ranks, where ranks run attention for tokens of their own, and come back."""
+
+    kind: Literal["all_to_all", "gather"] = "gather"
+    """all_to_all: each token to the ranks of its experts; gather: all tokens to all ranks, outputs reduce-scattered."""
+    dispatch: str = "bf16"
+    """Dtype of a token on its way to experts."""
+    combine: str = "bf16"
+    """Dtype of an expert's output on its way back."""
+    scale_block: CountOrZero = 128
+    """Values that share a 32-bit scale where `dispatch` is below 16 bit; 0 = no scales."""
+    kernel: str = ""
+    """Kernel of an all-to-all in hardware files that have it; elsewhere, and where it is "", by `collectives`."""
+    low_latency_kernel: str = ""
+    """The same for passes of decode rows with at most `low_latency_tokens` tokens on a rank: a copy to each expert."""
+    low_latency_tokens: CountOrZero = 0
+    """0 = never."""
+    imbalance: Factor = 1.0
+    """Load of the rank with the most popular experts against the mean, over many tokens; 1 = uniform routing."""
+    redundant: CountOrZero = 0
+    """Copies of popular experts when it is not said."""
+    sources: dict[str, str] = {}
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """(key path, sentence) of dtypes that do not exist."""
+        for key, dtype in (("dispatch", self.dispatch), ("combine", self.combine)):
+            if dtype not in WEIGHTS:
+                yield f"exchange.{key}", f"found {dtype!r}, expected one of {', '.join(WEIGHTS)}"
+
+
 class KvDtype(NamedTuple):
     """The dtype of the KV cache when none is asked for, by the dtype of the weights."""
 
@@ -164,6 +195,10 @@ class Engine(NamedTuple):
     fused_block: bool = False
     """Where attention and FFN stand side by side, their input projections are one product, and their outputs too."""
     overlap: Overlap | None = None
+    expert_parallel: Literal["group", "divides"] | None = None
+    """Whole experts on different ranks: over a whole tensor-parallel group, over any divisor of it, or never."""
+    exchange: Exchange | None = None
+    """none = a gather in 16 bit."""
     attention_dp: Literal["divides", "equal"] | None = None
     """Data-parallel attention inside a tensor-parallel group: any divisor of it, the group itself, or none."""
     attention_dp_dense: bool = False
@@ -250,6 +285,7 @@ class Engine(NamedTuple):
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """(key path, sentence) wherever a value is none of those that exist."""
+        yield from () if self.exchange is None else self.exchange.contradictions()
         for key, kinds, known in (("attention", self.attention, ATTENTION), ("ffn", self.ffn, FFN)):
             for index, kind in enumerate(kinds):
                 if kind not in known:

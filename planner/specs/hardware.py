@@ -30,6 +30,8 @@ KINDS = ("gemm", "attention_prefill", "attention_decode", "elementwise")
 LATENT_KINDS = {"attention_latent": "attention_decode", "attention_latent_prefill": "attention_prefill"}
 """Attention over a latent cache while decoding and over its expanded heads in prompts, and what stands for each where a
 chip has no constants of it (`Hardware.constants`)."""
+STAND_INS = {"grouped_gemm": "gemm"}
+"""Kinds of kernel that a file may leave out, and whose constants, as an assumption, stand for them then."""
 WIDE = frozenset(name for name, dtype in WEIGHTS.items() if dtype.bytes > ACTIVATION_BYTES)
 """Number formats that would lose precision in a chip's 16-bit arithmetic."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
@@ -248,7 +250,7 @@ class Hardware(NamedTuple):
     chip: Chip
     network: tuple[NetworkLevel, ...]
     kernels: dict[str, dict[str, KernelConstants]]
-    """By kind (KINDS, and LATENT_KINDS where they were measured), then dtype (bf16, fp8)."""
+    """By kind (KINDS, and those of LATENT_KINDS and STAND_INS that were measured), then dtype (bf16, fp8)."""
     collectives: tuple[CollectiveKernel, ...]
     aliases: tuple[str, ...] = ()
     like: str | None = None
@@ -291,8 +293,9 @@ class Hardware(NamedTuple):
                 yield f"kernels.{kind}.{native}", "missing; expected the constants of this kind of kernel"
         for dtype in WIDE & self.chip.compute_tflops.keys() - self.kernels.get("gemm", {}).keys():
             yield f"kernels.gemm.{dtype}", "missing; without its constants it would be priced as the 16-bit type"
-        for kind in self.kernels.keys() - {*KINDS, *LATENT_KINDS}:
-            yield f"kernels.{kind}", f"unknown kind of kernel; expected one of {', '.join((*KINDS, *LATENT_KINDS))}"
+        known = (*KINDS, *LATENT_KINDS, *STAND_INS)
+        for kind in self.kernels.keys() - set(known):
+            yield f"kernels.{kind}", f"unknown kind of kernel; expected one of {', '.join(known)}"
         for kind in LATENT_KINDS.keys() & self.kernels.keys():
             if native not in self.kernels[kind]:
                 yield f"kernels.{kind}.{native}", "missing; expected the constants of this kind of kernel"
@@ -334,8 +337,12 @@ class Hardware(NamedTuple):
 
         Latent attention that was not measured on a chip takes the constants of plain attention, as an assumption.
         Decoding it multiplies as prefill does, many rows of queries by the same keys, so its share of the compute peak
-        is that of prefill attention.
+        is that of prefill attention. Any other kind that was not measured in this dtype takes the constants of the kind
+        that stands in for it (STAND_INS), marked as assumed.
         """
+        if kind in STAND_INS and not (dtype in self.kernels.get(kind, {}) and dtype in self.chip.compute_tflops):
+            found, constants = self.constants(STAND_INS[kind], dtype)
+            return found, constants._replace(provenance=_as_assumed(STAND_INS[kind], constants.provenance))
         by_dtype = self.kernels.get(kind)
         if by_dtype is None:
             name, like = self.constants(LATENT_KINDS[kind], dtype)
@@ -352,3 +359,7 @@ class Hardware(NamedTuple):
     def collective(self, kernel: str, op: str, level: str) -> tuple[CollectiveKernel, ...]:
         """The rows of a kernel for an operation on a level; several = the cheapest counts."""
         return tuple(row for row in self.collectives if (row.kernel, row.op, row.level) == (kernel, op, level))
+
+
+def _as_assumed(kind: str, known: Provenance) -> Provenance:
+    return Provenance("assumed", f"as {kind}: {known.source}", known.version)

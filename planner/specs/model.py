@@ -78,6 +78,10 @@ class Experts(NamedTuple):
     bias: bool = False
     first_dense: CountOrZero = 0
     every: Count = 1
+    groups: Count = 1
+    """Groups of neighbouring experts that a token first chooses from."""
+    top_groups: Count = 1
+    """Of those groups, how many it may choose its experts from: with a group to a node, the nodes it goes to."""
 
 
 class Prediction(NamedTuple):
@@ -198,6 +202,9 @@ class Model(NamedTuple):
             yield "attention_pattern", "names no layer `window`, but attention.window is given"
         if "linear" in self.attention_pattern and self.linear is None:
             yield "linear", "missing; expected the shapes of the layers called linear"
+        if self.experts is not None and self.experts.top_groups > self.experts.groups:
+            found = f"found {self.experts.top_groups}, expected at most experts.groups = {self.experts.groups}"
+            yield "experts.top_groups", found
         if self.quantised == "experts" and self.experts is None:
             yield "quantised", "found 'experts', but there are none"
 

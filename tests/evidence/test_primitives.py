@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 from planner.costs.layers import Formats, Operation, Pass, Structure, causal_pairs, count
+from planner.costs.roofline import price_operation
 from planner.costs.weights import Shard
 from planner.evidence import blocks
 from planner.evidence.comparison import Comparison, Summary, summarised
@@ -30,7 +32,7 @@ from planner.specs.measurements import FOLDER, measurements
 from planner.units import US
 
 TABLES = {path.stem for path in (FOLDER / "kernels").glob("*.csv")} - {"runs"}
-LABELS = {"kernel", "op", "mode", "format", "kv", "dtype", "weights", "side", "phase", "across", "run"}
+LABELS = {"layout", "kernel", "op", "mode", "format", "kv", "dtype", "weights", "side", "phase", "across", "run"}
 
 
 @cache
@@ -209,6 +211,8 @@ BOUNDS = [
     ("latent context attention bf16, FlashAttention-3", "h100-sxm", "", 0.14),  # five rows of H800
     ("all-to-all DeepEP low latency", "h100-sxm", "", 0.04),
     ("all-to-all DeepEP normal", "h100-sxm", "", 0.105),
+    *[("grouped GEMM fp8, masked", chip, "", bound) for chip, bound in (("h100-sxm", 0.07), ("h20", 0.135))],
+    *[("grouped GEMM fp8, contiguous", chip, "", bound) for chip, bound in (("h100-sxm", 0.03), ("h20", 0.08))],
     *[("send", "h100-sxm", "", 0.1), ("send across nodes", "h100-sxm", "", 0.11)],
 ]
 
@@ -368,6 +372,58 @@ def test_constants_of_deepep_are_those_of_the_fit() -> None:
         )  # fmt: skip
         assert again == pytest.approx(row.ranks[ranks], rel=0.02)
         assert error < 0.055
+
+
+def grouped(chip: str) -> tuple[Operation, np.ndarray[Any, Any]]:
+    """All measured products of experts on a chip, of both layouts, and their seconds."""
+    cases = [case for case in all_kernels() if case.operation.kind == "grouped_gemm" and case.run.hardware == chip]
+    assert len(cases) == 2
+    quantities = {
+        name: np.concatenate([getattr(case.operation, name) for case in cases])
+        for name in ("flops", "weight_bytes", "activation_bytes")
+    }
+    return cases[0].operation._replace(**quantities), np.concatenate([case.seconds for case in cases])
+
+
+@pytest.mark.parametrize("chip", ["h20", "h100-sxm"])
+def test_constants_of_products_of_experts_are_those_of_the_fit(chip: str) -> None:
+    hardware = load_hardware(chip)
+    operation, seconds = grouped(chip)
+    shipped = hardware.kernels["grouped_gemm"]["fp8"]
+    again = fit_kernel(hardware, operation, seconds, source="these rows")
+    for name in ("fixed_us", "memory_fraction", "compute_fraction", "p"):
+        assert getattr(again, name) == pytest.approx(getattr(shipped, name), rel=0.01), name
+    assert again.provenance.residual == pytest.approx(shipped.provenance.residual, abs=0.001)
+    assert on_edge(again) == ()
+
+
+@pytest.mark.parametrize("chip", ["h20", "h100-sxm"])
+def test_products_of_experts_are_no_plain_ones(chip: str) -> None:
+    """What stands in for them on other chips is one and a half times as far off, or more."""
+    operation, seconds = grouped(chip)
+    hardware = load_hardware(chip).alone
+    own, plain = (
+        np.abs(price_operation(hardware, operation._replace(kind=kind)).total / seconds - 1).mean()
+        for kind in ("grouped_gemm", "gemm")
+    )
+    assert plain > 1.3 * own
+    without = hardware._replace(kernels={k: v for k, v in hardware.kernels.items() if k != "grouped_gemm"})
+    dtype, constants = without.constants("grouped_gemm", "fp8")
+    assert (dtype, constants.provenance.status) == ("fp8", "assumed")
+    assert constants._replace(provenance=None) == hardware.constants("gemm", "fp8")[1]._replace(provenance=None)
+
+
+def test_deepeps_own_figures_over_many_ranks() -> None:
+    """128 tokens; constants for 128 and 256 ranks rest on them, AIConfigurator's for fewer are held against them."""
+    hardware = load_hardware("h100-sxm")
+    (row,) = hardware.collective("deepep_low_latency", "all_to_all", "infiniband")
+    ours = [case for case in all_transfers() if case.run.source == "DEEPEP"]
+    assert sorted({case.ranks for case in ours}) == [16, 32, 64, 128, 256]
+    for case in ours:
+        bound = 0.035 if case.ranks > 64 else 0.13
+        assert case.predicted() == pytest.approx(case.seconds, rel=bound), case.ranks
+    latencies = [row.ranks[ranks].latency_us for ranks in (16, 32, 64, 128, 256)]
+    assert np.all(np.diff(latencies) > 0)
 
 
 def test_products_that_quantise_are_the_static_ones_and_a_quantisation() -> None:

@@ -19,7 +19,7 @@ from planner.specs import catalog
 from planner.specs.catalog import ENGINES, HARDWARE, MODELS, Family, names
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
 from planner.specs.fields import Provenance
-from planner.specs.hardware import KINDS, LATENT_KINDS
+from planner.specs.hardware import KINDS, LATENT_KINDS, STAND_INS
 from planner.specs.structure import trusted, validated
 
 FILES = [(family, name) for family in (MODELS, HARDWARE, ENGINES) for name in names(family)]
@@ -218,8 +218,13 @@ def test_what_is_assumed_never_looks_measured(hardware: str, engine: str) -> Non
 def test_a_hardware_file_is_complete(name: str) -> None:
     machine = load_hardware(name)
     assert machine.engine in names(ENGINES)
-    assert set(machine.kernels) - set(LATENT_KINDS) == set(KINDS)
-    assert all(machine.chip.native_dtype in rows for rows in machine.kernels.values())
+    assert set(machine.kernels) - {*LATENT_KINDS, *STAND_INS} == set(KINDS)
+    native = [kind for kind in machine.kernels if kind not in STAND_INS]
+    assert all(machine.chip.native_dtype in machine.kernels[kind] for kind in native)
+    for kind in STAND_INS:  # measured, or those of the kind that stands in for it, as an assumption
+        for dtype in machine.chip.compute_tflops:
+            constants = machine.constants(kind, dtype)[1]
+            assert dtype in machine.kernels.get(kind, {}) or constants.provenance.status == "assumed"
     assert all(level.chips for level in machine.network[:-1])
     levels = {level.name for level in machine.network}
     assert {row.level for row in machine.collectives} == levels

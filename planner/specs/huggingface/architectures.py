@@ -126,6 +126,8 @@ _DEEPSEEK_V2 = _BASE | {
     "experts.hidden": key("moe_intermediate_size"),
     "experts.shared_hidden": rules.shared_experts,
     "experts.first_dense": zero("first_k_dense_replace"),
+    "experts.groups": key("n_group", default=1),
+    "experts.top_groups": key("topk_group", default=1),
     "experts.router_bias": rules.correction_bias(unsaid=False),
 }
 _DEEPSEEK_V3 = _DEEPSEEK_V2 | {
