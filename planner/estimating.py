@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from planner.costs.layers import Structure
 from planner.costs.roofline import BOUNDS
-from planner.costs.serving import Rows, Setting, fit, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Setting, fit, price
 from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of

@@ -17,7 +17,8 @@ from planner.costs.collectives import Groups, Network
 from planner.costs.layers import Pass, Structure, causal_pairs
 from planner.costs.layouts import count, resting_bytes
 from planner.costs.memory import cached_tokens
-from planner.costs.serving import Fit, Rows, Setting, fit, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Fit, Setting, fit, price
 from planner.costs.speculation import columns_of
 from planner.costs.weights import Num, Shard
 from planner.plans.placement import Placement
