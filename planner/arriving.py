@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.serving import Estimates, Fit, Rows, Setting, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Estimates, Fit, Setting, price
 from planner.request import TIMES, Limits
 from planner.results import Results
 from planner.units import MS

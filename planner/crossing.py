@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.serving import PLAN_COLUMNS, Rows, fit, price
+from planner.costs.rows import PLAN_COLUMNS, Rows
+from planner.costs.serving import fit, price
 from planner.costs.speculation import columns_of
 from planner.errors import InputError, NoPlanError
 from planner.explaining.breakdown import pinned, plan_of

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.roofline import BOUNDS
-from planner.costs.serving import PLAN_COLUMNS, Rows, Setting, fit, price, structure_of
+from planner.costs.rows import PLAN_COLUMNS, Rows, structure_of
+from planner.costs.serving import Setting, fit, price
 from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.serving import Rows, Setting
+from planner.costs.rows import Rows
+from planner.costs.serving import Setting
 from planner.specs.engine import Engine
 from planner.specs.hardware import LATENT_KINDS, STAND_INS, Hardware
 

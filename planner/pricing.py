@@ -12,7 +12,8 @@ from planner.arriving import IDLE, Reach, load_at, mark_arrivals, reach, steady
 from planner.costs.collectives import Network
 from planner.costs.layers import Formats, Structure
 from planner.costs.memory import Budget
-from planner.costs.serving import PLAN_COLUMNS, Fit, Rows, Setting, fit, formats_of, price, structure_of
+from planner.costs.rows import PLAN_COLUMNS, Rows, structure_of
+from planner.costs.serving import Fit, Setting, fit, formats_of, price
 from planner.costs.speculation import Drafting, columns_of
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.roofline import BOUNDS, Parts
-from planner.costs.serving import Estimates, Fit, Rows, Setting
+from planner.costs.rows import Rows
+from planner.costs.serving import Estimates, Fit, Setting
 from planner.costs.speculation import tokens_per_step
 from planner.costs.weights import matmul_parameters
 from planner.extrapolation import beyond, unmeasured

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.costs.layers import Formats
 from planner.costs.memory import Budget, Room, needed_tokens, room
-from planner.costs.serving import structure_of
+from planner.costs.rows import structure_of
 from planner.costs.speculation import Drafting, room_with_draft
 from planner.costs.weights import Shard, Stages
 from planner.errors import InputError

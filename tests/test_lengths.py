@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from planner import InputError, NoPlanError, Workload, estimate, plan, rank
 from planner.costs.layers import Structure
-from planner.costs.serving import Rows, fit, price
+from planner.costs.rows import Rows
+from planner.costs.serving import fit, price
 from planner.explaining.breakdown import breakdown, plan_of
 from planner.plans.placement import Placement
 from planner.pricing import setting_of

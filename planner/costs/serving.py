@@ -7,22 +7,20 @@ are prefilled once each, so that tpot = D(b) + (b - 1) E / (osl - 1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.collectives import Network
-from planner.costs.layers import Formats, Pass, Structure, causal_pairs
-from planner.costs.memory import Budget, Room, cached_tokens, held_tokens, needed_tokens, room
+from planner.costs.layers import Formats, Pass, Structure
+from planner.costs.memory import Budget, Room, held_tokens, needed_tokens, room
+from planner.costs.prefill import continuous_prefill, static_prefill
 from planner.costs.roofline import Parts, averaged, plus
+from planner.costs.rows import Rows
 from planner.costs.speculation import (
     Drafting,
     Speculating,
-    answer_steps,
-    decode_rows,
-    decoded,
     iteration,
     per_token,
     room_with_draft,
@@ -30,8 +28,6 @@ from planner.costs.speculation import (
 from planner.costs.step import PassTime, Replica
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
-from planner.plans.plan import Plan
-from planner.plans.sharding import WORDS
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
@@ -76,78 +72,6 @@ def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | 
     stored = weight_dtype(weights or model.weights)
     cache = kv_cache or engine.kv_dtype(stored.name, hardware)
     return Formats(stored, kv_dtype(cache), hardware.chip.compute_dtype(stored.compute), hardware.chip.native_dtype)
-
-
-def structure_of(plan: Plan) -> Structure:
-    """What decides a plan's list of operations."""
-    parts = plan.sharding
-    attention = "data" if parts.batch > 1 else "batch" if plan.attention == "batch" else "heads"
-    prefill = plan.prefill_attention if plan.prefill_attention in WORDS else attention
-    own = parts.batch > 1 and plan.ep > 1
-    return Structure(attention, prefill, plan.ffn, plan.prefill_ffn, own, parts.sequence > 1)
-
-
-PLAN_COLUMNS = ("tp", "pp", "dp", "x", "y", "attention_dp", "sequence", "ep")
-"""Columns of `Rows` that a plan decides."""
-
-
-class Rows(NamedTuple):
-    """The rows to price: arrays of equal length, whole numbers (but for `prefix_hit`) as floats."""
-
-    tp: Array
-    pp: Array
-    dp: Array
-    isl: Array
-    osl: Array
-    concurrency: Array
-    max_context: Array
-    """0 where not given."""
-    prefix_hit: Array
-    """Share of a prompt that is cached, 0 to 1."""
-    x: Array
-    y: Array
-    """Of the grid that the chips of a tensor-parallel group form, X x Y x Z = tp."""
-    attention_dp: Array
-    """Groups of its ranks with requests of their own."""
-    sequence: Array
-    """Ranks that share a request's cache by tokens while it decodes."""
-    ep: Array
-    """Ranks over which whole experts are divided."""
-    spec_tokens: Array
-    """Tokens drafted a step and request; 0 = none."""
-    spec_accept: Array
-    """Probability that one of them is accepted, those before it being so."""
-
-    @classmethod
-    def of(cls, **columns: Num) -> Rows:
-        """Rows of columns that broadcast; those from `max_context` on may be left out (no grid: 1 and tp)."""
-        for name in ("max_context", "prefix_hit", "spec_tokens", "spec_accept"):
-            columns.setdefault(name, 0.0)
-        columns.setdefault("x", 1.0)
-        columns.setdefault("attention_dp", 1.0)
-        columns.setdefault("sequence", 1.0)
-        columns.setdefault("ep", 1.0)
-        columns.setdefault("y", columns["tp"])
-        arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
-        return cls(*arrays)
-
-    @classmethod
-    def of_plans(cls, plans: Sequence[Plan], **columns: Num) -> Rows:
-        """Rows of plans, one each (or one for all), with the other columns of `of`."""
-        degrees = {name: np.array([getattr(plan, name) for plan in plans]) for name in ("tp", "pp", "dp", "ep")}
-        x, y = (np.array([plan.axes[axis] for plan in plans]) for axis in (0, 1))
-        parts = [plan.sharding for plan in plans]
-        groups, along = (np.array([getattr(part, name) for part in parts]) for name in ("batch", "sequence"))
-        return cls.of(**degrees, x=x, y=y, attention_dp=groups, sequence=along, **columns)
-
-    @property
-    def length(self) -> int:
-        """How many rows."""
-        return len(self.tp)
-
-    def part(self, start: int, stop: int) -> Rows:
-        """Rows start .. stop."""
-        return Rows(*(column[start:stop] for column in self))
 
 
 class Fit(NamedTuple):
@@ -380,11 +304,11 @@ def _price_block(
     answers = rows.osl > 1
     after = np.where(answers, rows.osl - 1, 1.0)
     if setting.schedule == "static":
-        ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
+        ttft, prefill_rows = static_prefill(replica, rows, b, microbatches)
         ttft = ttft.within(OWN)
         own, tpot, stalled, occupied = ttft, token, 0.0, ttft.total
     else:
-        own, prefill_rows, passes, replaced, occupied = _continuous_prefill(
+        own, prefill_rows, passes, replaced, occupied = continuous_prefill(
             replica, rows, b, micro, microbatches, decode, context
         )
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
@@ -433,123 +357,3 @@ def _pipelined(time: PassTime, microbatches: Array) -> Parts:
     """One decode step of all microbatches: max(sum of stages and sends, M x the slowest stage)."""
     waiting = np.maximum(0.0, microbatches * time.slowest.total - time.whole.total)
     return time.whole.adding("bubble", Parts(bubble=waiting))
-
-
-def _continuous_prefill(
-    replica: Replica, rows: Rows, b: Array, micro: Array, microbatches: Array, decode: PassTime, context: Array
-) -> tuple[Parts, Array, Parts, Parts, Num]:
-    """(a prompt's own iterations, rows they process, those of all other prompts, decode steps these replace, occupied).
-
-    Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
-    replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
-    Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
-    Occupied is the time until the next prompt can follow, which in a pipeline is less than the way through all stages.
-    Cached tokens are a chunk that is done already: none is computed, all are attended to and so read back.
-    """
-    scheduler, window = replica.engine.scheduler, replica.model.attention.window
-    mixed = scheduler.prefill == "mixed"
-    cached = _cached(replica, rows)
-    fresh = plus(rows.isl, cached * -1.0)
-    steps_each = answer_steps(replica, rows.osl)
-    waiting = np.maximum(1.0, micro / steps_each)  # prompts that come in the time of one pass
-    riding = micro - waiting if mixed else np.zeros_like(micro)
-    if scheduler.chunk_tokens is None:
-        chunk = fresh
-        packed = waiting if mixed else np.ones_like(micro)
-    else:
-        budget = np.maximum(1.0, scheduler.chunk_tokens - decode_rows(replica, riding))
-        chunk = np.minimum(fresh, budget)
-        packed = np.maximum(1.0, np.minimum(waiting, budget / fresh))
-    whole_chunks = np.ceil(fresh / chunk) - 1
-    done = plus(whole_chunks * chunk, cached)
-    tail = (_pairs_between(done, rows.isl, None), _pairs_between(done, rows.isl, window))
-    last, prior = packed * (rows.isl - done), packed * done
-    final = iteration(
-        replica, Pass(riding, context, last, packed * tail[0], prior, packed, packed, window_pairs=packed * tail[1])
-    )
-    own, slowest = final.whole, final.slowest
-    if np.any(whole_chunks > 0):
-        several = np.maximum(whole_chunks, 1.0)
-        pairs, near = (_pairs_between(cached, done, seen) / several for seen in (None, window))
-        prior = plus(chunk * (several - 1) / 2, cached)
-        full = iteration(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
-        longest = full
-        if np.any(rows.pp > 1):  # the last full chunk reads the most context, and all stages see it go by
-            start = done - chunk
-            pairs, near = _pairs_between(start, done, None), _pairs_between(start, done, window)
-            longest = iteration(
-                replica, Pass(riding, context, chunk, pairs, start, np.ones_like(micro), window_pairs=near)
-            )
-        own = _behind(full, longest, whole_chunks, final)
-        slowest = slowest + full.slowest * whole_chunks
-    iterations = whole_chunks + 1
-    processed = packed * fresh + iterations * decoded(replica, riding)
-    turns = np.maximum(b - packed, 0.0) / packed  # passes of other prompts while this one is served
-    passes = slowest * turns
-    if not mixed:
-        return own, processed, passes, Parts(), slowest.total
-    steps = np.minimum(iterations * turns, (steps_each - 1) * microbatches)
-    replaced = decode.slowest * steps
-    # prompts of a few tokens can cost less than the decode steps they replace, but no step is gained by them
-    return own, processed, passes.where(passes.total > replaced.total, replaced), replaced, slowest.total
-
-
-def _behind(full: PassTime, longest: PassTime, passes: Array, final: PassTime) -> Parts:
-    """Time until `passes` full passes (the last of them `longest`) and a final one have left the pipeline.
-
-    A short final pass waits behind a full one at every stage; a longer one is met by full ones that are gone
-    already. The longer of the two paths through the stages counts.
-    """
-    waits = full.slowest * passes + longest.whole + longest.slowest * -1.0 + final.slowest
-    leads = final.whole + full.slowest * passes
-    return leads.where((passes < 1) | (leads.total >= waits.total), waits)
-
-
-def _cached(replica: Replica, rows: Rows) -> Num:
-    """Tokens of each prompt that are not computed again; the constant 0 where no row has any."""
-    return cached_tokens(replica.engine, rows.isl, rows.prefix_hit) if np.any(rows.prefix_hit) else 0.0
-
-
-def _pairs_between(start: Num, stop: Num, window: int | None) -> Num:
-    """Query-key pairs of a prompt's tokens from `start` to `stop`."""
-    return causal_pairs(stop, window) - causal_pairs(start, window)
-
-
-def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) -> tuple[Parts, Array]:
-    """(prefill of the whole batch, rows it processes): passes of whole microbatches or of the token budget."""
-    window = replica.model.attention.window
-    cached = _cached(replica, rows)
-    fresh = plus(rows.isl, cached * -1.0)
-    total = b * fresh
-    per_pass = np.ceil(b / microbatches) * fresh
-    if replica.engine.scheduler.chunk_tokens is not None:
-        per_pass = np.minimum(per_pass, replica.engine.scheduler.chunk_tokens)
-    whole_passes = np.ceil(total / per_pass) - 1
-    done = whole_passes * per_pass
-
-    def pairs(start: Num, stop: Array, seen: int | None) -> Array:
-        """Query-key pairs of the prompts' new tokens from `start` to `stop`, prompts standing one behind the other."""
-        prompts = [np.floor(tokens / fresh) for tokens in (start, stop)]
-        rests = [cached + tokens - whole * fresh for tokens, whole in zip((start, stop), prompts, strict=True)]
-        whole: Array = (prompts[1] - prompts[0]) * _pairs_between(cached, rows.isl, seen)
-        return np.asarray(whole + causal_pairs(rests[1], seen) - causal_pairs(rests[0], seen))
-
-    def some(start: Num, stop: Array, passes: Num, prior: Array, ended: Array) -> PassTime:
-        tokens = (stop - start) / passes
-        prompts = np.maximum(1.0, np.ceil(tokens / fresh))
-        full = pairs(start, stop, None) / passes
-        near = 0.0 if window is None else pairs(start, stop, window) / passes
-        return iteration(
-            replica,
-            Pass(np.zeros_like(b), rows.isl, tokens, full, prior + prompts * cached, prompts, ended, window_pairs=near),
-        )
-
-    ended = np.floor(done / fresh)
-    final = some(done, total, 1.0, done - ended * fresh, b - ended)
-    time = final.whole
-    if np.any(whole_passes > 0):
-        several = np.maximum(whole_passes, 1.0)
-        cut = np.where(per_pass % fresh == 0, 0.0, np.minimum(fresh, done) / 2)  # an average prompt cut in two
-        full = some(0.0, np.maximum(done, 1.0), several, cut, ended / several)
-        time = _behind(full, full, whole_passes, final)
-    return time, total

@@ -10,7 +10,8 @@ import numpy as np
 from planner.arriving import Steady, mark_arrivals, queue_wait
 from planner.costs.memory import room
 from planner.costs.roofline import BOUNDS, Parts
-from planner.costs.serving import OWN, STEP, Rows, Setting, fit, itemise, structure_of
+from planner.costs.rows import Rows, structure_of
+from planner.costs.serving import OWN, STEP, Setting, fit, itemise
 from planner.costs.speculation import columns_of
 from planner.costs.terms import Key, Term, Terms, Work
 from planner.costs.weights import Shard, Stages

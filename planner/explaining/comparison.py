@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.serving import Fit, Rows, Setting, fit, price, structure_of
+from planner.costs.rows import Rows, structure_of
+from planner.costs.serving import Fit, Setting, fit, price
 from planner.costs.speculation import columns_of
 from planner.errors import NoPlanError
 from planner.explaining.breakdown import Breakdown, breakdown, load_of, pinned, plan_of

@@ -17,7 +17,8 @@ from planner.costs.collectives import Network
 from planner.costs.layers import Pass, Transfer, causal_pairs
 from planner.costs.layouts import resting_bytes
 from planner.costs.memory import cached_tokens
-from planner.costs.serving import Fit, Rows, Setting, fit, price, replica_of, structure_of
+from planner.costs.rows import Rows, structure_of
+from planner.costs.serving import Fit, Setting, fit, price, replica_of
 from planner.costs.speculation import columns_of
 from planner.costs.step import Replica
 from planner.costs.weights import Num

@@ -15,7 +15,8 @@ import planner
 from planner import load_engine, load_machine, load_model
 from planner.costs.layers import Pass, Structure, count
 from planner.costs.memory import Budget
-from planner.costs.serving import Estimates, Fit, Rows, Setting, fit, formats_of, itemise, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Estimates, Fit, Setting, fit, formats_of, itemise, price
 from planner.costs.speculation import DRAFT, Drafting, tokens_per_step
 from planner.costs.terms import Terms
 from planner.costs.weights import Shard

@@ -9,7 +9,8 @@ from problems import problem
 from planner import NoPlanError, Request, Workload, load_machine, load_model, rank
 from planner.costs.layers import Structure
 from planner.costs.roofline import BOUNDS
-from planner.costs.serving import OTHERS, OWN, STEP, Rows, fit, itemise, price, structure_of
+from planner.costs.rows import Rows, structure_of
+from planner.costs.serving import OTHERS, OWN, STEP, fit, itemise, price
 from planner.costs.terms import Terms
 from planner.costs.weights import matmul_parameters
 from planner.estimating import estimate_one
