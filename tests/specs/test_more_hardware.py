@@ -16,7 +16,7 @@ _NAMES = """
     tpu-v5p tpu-v6e tpu-v7x trainium1 trainium2
 """
 UNMEASURED = _NAMES.split()
-KERNELS_MEASURED = {"b300-sxm", "gb200-nvl72", "gb300-nvl72"}
+KERNELS_MEASURED = {"b300-sxm", "gb200-nvl72", "gb300-nvl72", "h20"}
 """Some kernels were measured (`planner/evidence/kernels`); no engine was."""
 PRODUCTS_OF_EXPERTS_MEASURED = {"h20"}
 ALIASES = {
