@@ -442,3 +442,15 @@ def test_hardware_without_the_kernel_runs_the_engines_own() -> None:
     (dispatch, _) = [each for each in found if np.any(each.bytes)]
     groups = Groups.of(np.array([8]))
     assert network.price(dispatch, groups) == network.over("all_to_all", groups, dispatch.bytes)
+
+
+def test_files_that_contradict_themselves_are_told() -> None:
+    ((key, problem),) = Exchange("all_to_all", dispatch="fp7").contradictions()
+    assert key == "exchange.dispatch"
+    assert "'fp7', expected one of" in problem
+    assert MODEL.experts is not None
+    wrong = MODEL._replace(experts=MODEL.experts._replace(top_groups=9))
+    assert ("experts.top_groups", "found 9, expected at most experts.groups = 8") in list(wrong.contradictions())
+    assert list(MODEL.contradictions()) == []
+    with pytest.raises(AssertionError, match="has no experts"):
+        expert_operations(load_model("llama3-8b"), Shard.of(MODEL, 1.0), Pass(1.0, 1.0), BF16, Spread())
