@@ -12,10 +12,15 @@ from planner.costs.rows import Rows
 from planner.costs.serving import Setting
 from planner.specs.engine import Engine
 from planner.specs.hardware import LATENT_KINDS, STAND_INS, Hardware
+from planner.specs.model import Model
 
-BEYOND = ("hardware", "version", "weights", "schedule", "tp", "pp", "batch", "isl", "prefix", "speculation")
+BEYOND = (
+    "hardware", "version", "weights", "schedule", "tp", "pp", "batch", "isl", "prefix", "speculation",
+    "experts", "latent", "sharding",
+)  # fmt: skip
 """What may lie beyond: machine, version of the engine, dtype of the weights, batching, a degree, requests per replica,
-length of a prompt, cached prompts, drafted tokens (neither was measured)."""
+length of a prompt; cached prompts, drafted tokens, experts, latent attention and attention in groups or by parts of a
+sequence, none of which any engine's constants were held against."""
 Column = NDArray[Any]
 
 
@@ -49,6 +54,9 @@ def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
             rows.isl > within.isl,
             rows.prefix_hit > 0,
             everywhere(False) if setting.drafting is None else rows.spec_tokens > 0,
+            everywhere(setting.model.experts is not None),
+            everywhere(setting.model.attention.latent is not None),
+            (rows.attention_dp > 1) | (rows.sequence > 1),
         ),
     )
 
@@ -97,8 +105,13 @@ def _assumed_collectives(hardware: Hardware, engine: Engine, level: str) -> str:
     return " and ".join(op.replace("_", "-") for op in unsure)
 
 
-def stands_on_measurements(hardware: Hardware, engine: Engine, compute: str) -> bool:
-    """Whether matrix products and attention were measured on this chip, and the engine, if it is one, with it."""
+def stands_on_measurements(model: Model, hardware: Hardware, engine: Engine, compute: str) -> bool:
+    """Whether matrix products and attention were measured on this chip, and the engine, if it is one, with it.
+
+    No engine was with experts or latent attention.
+    """
+    if model.experts is not None or model.attention.latent is not None:
+        return False
     within = engine.calibrated
     known = within is None or (hardware.within(within.hardware) and within.same_version)
     kernels = ("gemm", "attention_decode", "attention_prefill")

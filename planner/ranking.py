@@ -255,7 +255,7 @@ def error_bar(request: Request) -> float:
     """The share by which two plans must differ to be told apart: wider where nothing of the kind was measured."""
     work = request.workload
     formats = formats_of(request.model, request.hardware, request.engine, work.weights, work.kv_cache)
-    known = stands_on_measurements(request.hardware, request.engine, formats.compute)
+    known = stands_on_measurements(request.model, request.hardware, request.engine, formats.compute)
     return MEASURED_ERROR if known and work.speculation is None else ASSUMED_ERROR
 
 

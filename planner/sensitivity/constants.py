@@ -89,11 +89,18 @@ def slack(provenance: Provenance) -> float:
     return known or _UNKNOWN
 
 
-def kernel_constants(hardware: Hardware, formats: Formats, latent: bool = False) -> Iterator[Constant]:
-    """Constants of the kernels that run in these formats, of plain or latent attention: every number but p."""
+def kernel_constants(
+    hardware: Hardware, formats: Formats, latent: bool = False, experts: bool = False
+) -> Iterator[Constant]:
+    """Constants of the kernels that run in these formats, of plain or latent attention: every number but p.
+
+    Those of grouped products where a model has experts and the chip was measured with them.
+    """
     decode, prefill = LATENT_KINDS if latent else LATENT_KINDS.values()
     runs = [("gemm", formats.compute), ("gemm", formats.native), (decode, formats.kv.compute)]
     runs += [(prefill, formats.kv.compute), ("elementwise", formats.native)]
+    if experts and formats.compute in hardware.kernels.get("grouped_gemm", {}):
+        runs.append(("grouped_gemm", formats.compute))
     for kind, dtype in dict.fromkeys((kind, hardware.constants(kind, dtype)[0]) for kind, dtype in runs):
         _, constants = hardware.constants(kind, dtype)
         in_step = constants.in_step

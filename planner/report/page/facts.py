@@ -151,6 +151,7 @@ def _kernels(request: Request, formats: Formats) -> Iterator[Fact]:
     decode, prefill = LATENT_KINDS if request.model.attention.latent else LATENT_KINDS.values()
     runs = [("gemm", formats.compute), ("gemm", formats.native), (decode, formats.kv.compute)]
     runs += [(prefill, formats.kv.compute), ("elementwise", formats.native)]
+    runs += [("grouped_gemm", formats.compute)] if request.model.experts else []
     for kind, dtype in dict.fromkeys((kind, hardware.constants(kind, dtype)[0]) for kind, dtype in runs):
         _, held = hardware.constants(kind, dtype)
         name = f"{kind.replace('_', ' ')} ({dtype})"
