@@ -17,13 +17,22 @@ Array = NDArray[np.float64]
 
 
 def continuous_prefill(
-    replica: Replica, rows: Rows, b: Array, micro: Array, microbatches: Array, decode: PassTime, context: Array
+    replica: Replica,
+    rows: Rows,
+    b: Array,
+    micro: Array,
+    microbatches: Array,
+    decode: PassTime,
+    context: Array,
+    waves: bool,
 ) -> tuple[Parts, Array, Parts, Parts, Num]:
     """(a prompt's own iterations, rows they process, those of all other prompts, decode steps these replace, occupied).
 
     Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
     replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
     Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
+    Groups of data-parallel attention have a budget each and go in step: where prompts come in waves, each has one in
+    a pass; where they come one by one, a pass of one group's prompt holds up all.
     Occupied is the time until the next prompt can follow, which in a pipeline is less than the way through all stages.
     Cached tokens are a chunk that is done already: none is computed, all are attended to and so read back.
     """
@@ -32,15 +41,16 @@ def continuous_prefill(
     cached = _cached(replica, rows)
     fresh = plus(rows.isl, cached * -1.0)
     steps_each = answer_steps(replica, rows.osl)
-    waiting = np.maximum(1.0, micro / steps_each)  # prompts that come in the time of one pass
+    together = np.minimum(rows.attention_dp, micro) if waves else np.ones_like(micro)
+    waiting = np.maximum(together, micro / steps_each)  # prompts that come in the time of one pass
     riding = micro - waiting if mixed else np.zeros_like(micro)
     if scheduler.chunk_tokens is None:
         chunk = fresh
-        packed = waiting if mixed else np.ones_like(micro)
+        packed = waiting if mixed else together
     else:
-        budget = np.maximum(1.0, scheduler.chunk_tokens - decode_rows(replica, riding))
+        budget = np.maximum(1.0, scheduler.chunk_tokens - decode_rows(replica, riding) / rows.attention_dp)
         chunk = np.minimum(fresh, budget)
-        packed = np.maximum(1.0, np.minimum(waiting, budget / fresh))
+        packed = np.maximum(together, np.minimum(waiting, budget * together / fresh))
     whole_chunks = np.ceil(fresh / chunk) - 1
     done = plus(whole_chunks * chunk, cached)
     tail = (_pairs_between(done, rows.isl, None), _pairs_between(done, rows.isl, window))
@@ -53,14 +63,18 @@ def continuous_prefill(
         several = np.maximum(whole_chunks, 1.0)
         pairs, near = (_pairs_between(cached, done, seen) / several for seen in (None, window))
         prior = plus(chunk * (several - 1) / 2, cached)
-        full = iteration(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
-        longest = full
+
+        def one(pairs: Num, prior: Num, near: Num) -> PassTime:
+            """A pass of full chunks, one of each prompt that goes together."""
+            tokens, seen = chunk * together, near * together
+            work = Pass(riding, context, tokens, pairs * together, prior * together, together, window_pairs=seen)
+            return iteration(replica, work)
+
+        full = longest = one(pairs, prior, near)
         if np.any(rows.pp > 1):  # the last full chunk reads the most context, and all stages see it go by
             start = done - chunk
             pairs, near = _pairs_between(start, done, None), _pairs_between(start, done, window)
-            longest = iteration(
-                replica, Pass(riding, context, chunk, pairs, start, np.ones_like(micro), window_pairs=near)
-            )
+            longest = one(pairs, start, near)
         own = _behind(full, longest, whole_chunks, final)
         slowest = slowest + full.slowest * whole_chunks
     iterations = whole_chunks + 1

@@ -309,7 +309,7 @@ def _price_block(
         own, tpot, stalled, occupied = ttft, token, 0.0, ttft.total
     else:
         own, prefill_rows, passes, replaced, occupied = continuous_prefill(
-            replica, rows, b, micro, microbatches, decode, context
+            replica, rows, b, micro, microbatches, decode, context, setting.arrivals == "waves"
         )
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
         stalled = stall.total

@@ -139,6 +139,7 @@ def sensitivity(ranking: Ranking, rivals: int = RIVALS) -> Sensitivity | None:
     ways: list[tuple[Callable[[Sequence[Variation]], Array], list[Variation], float]] = []
     found: list[tuple[Variation, Array]] = []
     formats, latent = field.groups[0].setting.formats, request.model.attention.latent is not None
+    experts = request.model.experts is not None
     together = [*kernel_constants(request.hardware, formats, latent, experts), *host_constants(request.engine)]
     ways.append((field.together, [(each, end) for each in together for end in each.ends()], _CLOSE))
     wires = list(collective_constants(request.hardware, request.engine, field.calls()))
