@@ -50,7 +50,7 @@ def count(
         operations = latent_operations(model, shard, work, formats, structure, copies)
         operations.append(layers.norm_operation(model, own, formats))
     together = spread is None and not structure.own_ffn
-    transfers = layers.attention_transfers(model, shard, work, structure, ffn=together)
+    transfers = layers.attention_transfers(model, shard, work, structure, formats, ffn=together)
     if spread is None and structure.own_ffn:
         operations += layers.ffn_operations(model, shard, own, formats)
         reduced = own.tokens * model.hidden * ACT
@@ -69,4 +69,4 @@ def count(
             size = own.tokens * model.hidden * ACT
             transfers.append(Transfer("expert outputs of the group", "all_gather", size, axes="heads"))
     operations += layers.end_operations(model, shard, work, formats)
-    return operations, transfers + layers.end_transfers(model, engine, shard, work)
+    return operations, transfers + layers.end_transfers(model, engine, shard, work, structure)

@@ -85,7 +85,7 @@ def latent_attention_operations(
     wide = heads * (latent.nope_dim + latent.value_dim)
     decode_heads, decode_rows, context = heads, decoded, work.context
     if structure.sequence:  # the heads of all ranks that share a request's tokens, over a part of these
-        decode_heads, context = heads * shard.sequence, np.ceil(work.context / shard.sequence)
+        decode_heads, context = shard.decode_heads, np.ceil(work.context / shard.sequence)
     if structure.attention == "batch":
         decode_heads, decode_rows = model.attention.heads, _part(work.decode_rows, shard.tp)
     prefill_heads, share = heads, _share(work, shard.tp / shard.attention_tp)

@@ -181,8 +181,8 @@ def count(
     operations += attention_operations(model, shard, own, formats, structure)
     operations += attention_elementwise(model, shard, own, formats)
     operations += ffn_operations(model, shard, work, formats) + end_operations(model, shard, work, formats)
-    transfers = attention_transfers(model, shard, work, structure, ffn=True)
-    return operations, transfers + end_transfers(model, engine, shard, work)
+    transfers = attention_transfers(model, shard, work, structure, formats, ffn=True)
+    return operations, transfers + end_transfers(model, engine, shard, work, structure)
 
 
 def gemm(
@@ -252,7 +252,7 @@ def _decode_attention(
     if structure.attention == "batch":  # all heads of the fullest rank's share of the requests
         heads, kv_heads, requests = attention.heads, attention.kv_heads, np.ceil(work.requests / shard.tp)
     if structure.sequence:  # the heads of all ranks that share the tokens, over a part of these
-        heads, kv_heads, context = heads * shard.sequence, shard.cache_heads, np.ceil(context / shard.sequence)
+        heads, kv_heads, context = shard.decode_heads, shard.cache_heads, np.ceil(context / shard.sequence)
     rows = work.rows_of(requests)
     return Operation(
         "attention (decode)" if window is None else "window attention (decode)",
@@ -357,16 +357,23 @@ def end_operations(
     ]
 
 
-def end_transfers(model: Model, engine: Engine, shard: Shard, work: Pass) -> list[Transfer]:
+def end_transfers(
+    model: Model, engine: Engine, shard: Shard, work: Pass, structure: Structure | None = None
+) -> list[Transfer]:
     """Behind the embedding and the head."""
     transfers = []
     if engine.embedding_all_reduce:
         transfers.append(Transfer("embedding all-reduce", "all_reduce", work.tokens * model.hidden * ACT, "first"))
+    if structure is not None and structure.attention == "data":  # the vocabulary is over all ranks, rows over groups
+        rows = work.logits * model.hidden * ACT
+        transfers.append(Transfer("rows of all groups", "all_gather", rows, "last"))
     logits = work.logits * shard.vocab * shard.tp * ACT
     return [*transfers, Transfer("logits all-gather", "all_gather", logits, "last")]
 
 
-def attention_transfers(model: Model, shard: Shard, work: Pass, structure: Structure, *, ffn: bool) -> list[Transfer]:
+def attention_transfers(
+    model: Model, shard: Shard, work: Pass, structure: Structure, formats: Formats, *, ffn: bool
+) -> list[Transfer]:
     """What a layer's attention sends, and with `ffn` its dense FFN too."""
     dh, attention = model.attention.head_dim, model.attention
     if structure.attention == "data":
@@ -375,7 +382,7 @@ def attention_transfers(model: Model, shard: Shard, work: Pass, structure: Struc
         often = 2 if ffn and not model.parallel_block else 1
         transfers = [Transfer("all-reduce", "all_reduce", work.tokens * model.hidden * ACT, times=often)]
     if structure.sequence:
-        transfers += _along_sequence(model, shard, work, structure)
+        transfers += _along_sequence(model, shard, work, structure, formats)
     query, kv = attention.heads * dh * ACT / shard.tp, 2 * attention.kv_heads * dh * ACT / shard.tp
     prompts = np.maximum(work.prompts, 1.0)  # the rank with most requests sends and receives for all its places
     decoded = work.rows_of(np.ceil(work.requests / shard.tp) * shard.tp)
@@ -399,20 +406,31 @@ def _between_groups(model: Model, shard: Shard, work: Pass, *, ffn: bool) -> lis
         everything = work.tokens * model.hidden * ACT
         transfers.append(Transfer("tokens of all groups", "all_gather", everything))
         transfers.append(Transfer("tokens to their groups", "reduce_scatter", everything))
+        transfers.append(Transfer("tokens of the group", "all_gather", own, axes="heads"))
     return transfers
 
 
-def _along_sequence(model: Model, shard: Shard, work: Pass, structure: Structure) -> list[Transfer]:
+def _along_sequence(model: Model, shard: Shard, work: Pass, structure: Structure, formats: Formats) -> list[Transfer]:
     """Ranks that hold parts of a request's cache by tokens: queries to all of them, partial outputs back.
 
     Each computes its part for the heads of all of them; an output comes with the logarithm of its sum of exponentials,
     by which parts are merged (one exchange, as vLLM's decode context parallelism and Helix do).
     """
-    rows = work.decode_rows if structure.attention != "data" else work.divided(shard.attention_dp).decode_rows
-    gathered, latent = shard.heads * shard.sequence, model.attention.latent
-    query = model.attention.head_dim if latent is None else latent.cached
-    value = model.attention.head_dim if latent is None else latent.kv_rank
-    return [
+    own = work if structure.attention != "data" else work.divided(shard.attention_dp)
+    rows, gathered, attention = own.decode_rows, shard.decode_heads, model.attention
+    latent, dh = attention.latent, attention.head_dim
+    query, value = (dh, dh) if latent is None else (latent.cached, latent.kv_rank)
+    token = 2 * dh * shard.kv_heads if latent is None else latent.cached
+    transfers = [
         Transfer("queries along the sequence", "all_gather", rows * gathered * query * ACT, axes="sequence"),
         Transfer("partial outputs", "all_to_all", rows * gathered * (value * ACT + _LSE), axes="sequence"),
     ]
+    if latent is None and np.any(shard.cache_heads > shard.kv_heads):
+        # ranks that compute different KV heads keep different tokens of them all
+        apart = shard.cache_heads > shard.kv_heads
+        written = own.tokens * token * ACT * apart
+        transfers.append(Transfer("keys and values to their tokens' ranks", "all_to_all", written, axes="sequence"))
+    if np.any(own.prefill_prior):  # what is cached of a prompt lies on all of them, and its heads want all tokens
+        read = own.prefill_prior * token * formats.kv.bytes
+        transfers.append(Transfer("cached prompts from along the sequence", "all_gather", read, axes="sequence"))
+    return transfers

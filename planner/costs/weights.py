@@ -40,6 +40,8 @@ class Shard(NamedTuple):
     """Ranks that a request's cache is divided over by tokens while it decodes."""
     cache_heads: Num = 0.0
     """KV heads whose tokens a rank keeps: `kv_heads`, or more where ranks divide the tokens."""
+    decode_heads: Num = 0.0
+    """Query heads that a rank attends for while decoding: those of all ranks that share its requests' tokens."""
     stored_heads: Num = 0.0
     """Query heads, whole or padded, whose columns a rank stores (in d / x rows): `heads` where x is 1."""
     stored_kv_heads: Num = 0.0
@@ -105,6 +107,9 @@ class Shard(NamedTuple):
             y=y,
             sequence=sequence,
             cache_heads=np.maximum(1.0, np.ceil(model.attention.kv_heads / (over / sequence))),
+            decode_heads=np.where(
+                over > model.attention.heads, np.ceil(model.attention.heads / (over / sequence)), heads * sequence
+            ),
             stored_heads=stored,
             stored_kv_heads=stored_kv,
         )

@@ -29,17 +29,28 @@ def _near(wanted: int, valid: Iterable[int]) -> str:
 
 
 def tp_allowed(
-    model: Model, engine: Engine, tp: int, weights: str | None = None, x: int = 1, groups: int = 1, ep: int = 1
+    model: Model,
+    engine: Engine,
+    tp: int,
+    weights: str | None = None,
+    x: int = 1,
+    groups: int = 1,
+    ep: int = 1,
+    sequence: int = 1,
 ) -> str | None:
     """Why a model cannot be split tp ways with weights of this dtype (its own where none is named), or none.
 
     Where the model's width is divided over X of the ranks, the heads' projections are over the other tp / X; groups of
     data-parallel attention have all of them each, and with expert parallelism dense FFNs; ep ranks have whole experts.
+    Ranks beyond the heads that share a cache by tokens compute the same heads' projections, as often as they go round.
     """
-    attention, ways = model.attention, max(1, tp // x // groups)
-    if reason := _heads(model, engine, tp // groups) and _heads(model, engine, ways):
+    attention, over, ways = model.attention, tp // groups, max(1, tp // x // groups)
+    round_again = sequence > 1 and over > attention.heads and over % attention.heads == 0
+    ways_of_heads = max(1, over // sequence) if round_again else ways
+    if reason := _heads(model, engine, over) and _heads(model, engine, ways_of_heads):
         return reason
-    for ranks in (tp, ways):  # those of attention, and those that its projections are divided over
+    kept = [over // sequence] if sequence > 1 else []
+    for ranks in (over, ways, *kept):  # those of attention, those that divide its projections, or a token's cache
         if attention.latent is None and attention.kv_heads % ranks and ranks % attention.kv_heads:
             return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
     for what, width, over in _widths(model, tp, groups, ep):
@@ -50,6 +61,13 @@ def tp_allowed(
     if multiple > 1 and padded % tp:
         return f"does not divide the vocabulary padded to {padded}"
     return _misaligned(model, engine, tp, weights or model.weights, groups, ep)
+
+
+def group_parts(plan: Plan) -> tuple[int, int, int]:
+    """(groups of data-parallel attention, ep, ranks along a sequence), 1 where they do not divide the ranks."""
+    _, groups, sequence = plan.sharding
+    fit = plan.tp % (groups * sequence) == 0
+    return (groups if fit else 1), plan.ep, (sequence if fit else 1)
 
 
 def _heads(model: Model, engine: Engine, ways: int) -> str | None:
@@ -71,7 +89,7 @@ def _widths(model: Model, tp: int, groups: int, ep: int) -> list[tuple[str, int,
     """(what, width between the projections of a layer, ranks that divide it)."""
     own = max(1, tp // groups) if ep > 1 else tp
     experts = model.experts
-    dense = experts is None or not all(kind.experts for kind in model.layer_kinds())
+    dense = experts is None or experts.first_dense > 0 or experts.every > 1
     widths = [("FFN", model.ffn.hidden, own)] if dense else []
     if experts is not None:
         widths.append(("expert", experts.hidden, max(1, tp // ep)))
@@ -104,8 +122,7 @@ def shape_refusal(model: Model, engine: Engine, plan: Plan, weights: str | None 
 
 
 def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None) -> str | None:
-    groups = plan.sharding.batch
-    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], groups if plan.tp % groups == 0 else 1, plan.ep)
+    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], *group_parts(plan))
     if reason is None:
         return None
     valid = [tp for tp in range(1, most_ranks(model, engine) + 1) if tp_allowed(model, engine, tp, weights) is None]
@@ -139,7 +156,7 @@ def _plain_only(model: Model, plan: Plan) -> str | None:
     if (plan.ffn, plan.prefill_ffn) != ("1d", "1d"):
         return f"FFN layout {plan.ffn}: a model with {kind} runs in layout 1d only"
     if "batch" in (plan.attention, plan.prefill_attention) and model.attention.latent:
-        return "attention batch: latent attention is divided by products, as heads1xbatch8"
+        return "attention batch: latent attention is divided by products, as batch8"
     return None
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
 from planner.plans.placement import Mesh, Placement
 from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of
-from planner.plans.rules import most_ranks, refusal, sharding_refusal, tp_allowed
-from planner.plans.sharding import WORDS, Sharding, implied_prefill, sharding_of
+from planner.plans.rules import group_parts, most_ranks, refusal, sharding_refusal, tp_allowed
+from planner.plans.sharding import WORDS, Sharding, implied_prefill
 from planner.specs.engine import Engine
 from planner.specs.model import Model
 
@@ -51,7 +51,8 @@ def enumerate_plans(
     """All plans under the filters that the rules allow, and those that were refused.
 
     Every tensor-parallel degree the model divides into and every pipeline depth up to its layers, not only divisors
-    of the chips; without a dp filter, as many replicas as the chips hold.
+    of the chips; without a dp filter, as many replicas as the chips hold. Products of attention are looked at with
+    pipelines of 1, 2, 4, 8, ... stages (others where --pp names them), expert parallelism as `_spreads` says.
     """
     allowed: list[Plan] = []
     refused: list[Refused] = []
@@ -69,24 +70,40 @@ def _candidates(
 ) -> Iterator[Plan]:
     filters = filters.distinct()
     for tp in filters.tp or _degrees(model, engine, placement):
-        sharding = list(_sharding(model, engine, filters, tp))
+        products = list(_products(model, engine, tp)) if tp <= placement.usable else []
+        sharding = list(_sharding(engine, filters, products))
         deepest = max(1, min(model.layers, placement.usable // tp))
         layouts = list(_layouts(model, engine, placement, filters, tp))
-        bare = tp > placement.usable or all(
-            tp_allowed(model, engine, tp, weights, grid_axes(grid)[0] if grid else 1, _groups(attention, tp), ep)
-            for *_, grid in layouts
-            for attention, _ in sharding
-            for ep in filters.ep or _spreads(model, engine, tp)
-        )
-        for pp in filters.pp or range(1, 1 + (1 if bare else deepest)):
-            for cp, ep in product(filters.cp or (1,), filters.ep or _spreads(model, engine, tp)):
+        spreads = filters.ep or _spreads(model, engine, placement, tp)
+        bare = _bare(model, engine, placement, tp, weights)
+        for pp in filters.pp or range(1, 1 + deepest):
+            for cp, ep in product(filters.cp or (1,), spreads):
                 most = max(1, placement.replicas(tp, pp, cp))
                 for dp, (attention, prefill_attention), layout in product(filters.dp or (most,), sharding, layouts):
                     if tp == 1 and attention == "batch" and not filters.attention:
                         continue  # one chip holds all heads of all its requests: the same plan twice
-                    if attention not in WORDS and layout[:2] != ("1d", "1d") and not filters.attention:
-                        continue  # products go with 1d only
-                    yield Plan(tp, pp, dp, ep, cp, attention, prefill_attention, *layout)
+                    if attention not in WORDS and not filters.attention:
+                        if layout[:2] != ("1d", "1d"):
+                            continue  # products go with 1d only
+                        if pp & (pp - 1) and not filters.pp:
+                            continue  # and are looked at on one stage and on powers of two
+                    plan = Plan(tp, pp, dp, ep, cp, attention, prefill_attention, *layout)
+                    if pp > 1 and not filters.pp and bare(plan):
+                        continue  # refused on one stage for what stages do not change
+                    yield plan
+
+
+def _bare(model: Model, engine: Engine, placement: Placement, tp: int, weights: str | None) -> Callable[[Plan], bool]:
+    """Whether a plan of so many ranks is refused for them alone, however deep its pipeline is; a shape asked once."""
+    known: dict[tuple[int, ...], bool] = {}
+
+    def asked(plan: Plan) -> bool:
+        shape = plan.axes[0], *group_parts(plan)
+        if shape not in known:
+            known[shape] = tp > placement.usable or tp_allowed(model, engine, tp, weights, *shape) is not None
+        return known[shape]
+
+    return asked
 
 
 def _degrees(model: Model, engine: Engine, placement: Placement) -> Iterator[int]:
@@ -99,14 +116,19 @@ def _degrees(model: Model, engine: Engine, placement: Placement) -> Iterator[int
     if engine.attention_dp and model.experts is not None:
         beyond.update(2**power for power in range(1, placement.usable.bit_length()))
         beyond.add(placement.usable)
+    if engine.decode_context == "any" and model.attention.heads <= placement.usable:
+        rounds = placement.usable // model.attention.heads
+        beyond.update(model.attention.heads * 2**power for power in range(rounds.bit_length()))
     yield from sorted(size for size in beyond if most < size <= placement.usable)
 
 
-def _sharding(model: Model, engine: Engine, filters: Filters, tp: int) -> list[tuple[str, str]]:
-    """(attention in decode, in prefill): the engine's words, and the products that it can run over tp ranks."""
+def _sharding(engine: Engine, filters: Filters, products: list[str]) -> list[tuple[str, str]]:
+    """(attention in decode, in prefill): the engine's words, and the products that it can run over a group's ranks."""
     found = []
-    for attention in filters.attention or (*engine.attention, *_products(model, engine, tp)):
+    for attention in filters.attention or (*engine.attention, *products):
         implied = implied_prefill(attention)
+        if attention in products and not filters.attention and implied not in (filters.prefill_attention or (implied,)):
+            continue  # a product says how prompts are processed
         prefills = filters.prefill_attention or ((implied, "batch") if attention == "batch" else (implied,))
         found += list(product((attention,), prefills))
     return found
@@ -122,19 +144,21 @@ def _products(model: Model, engine: Engine, tp: int) -> Iterator[str]:
                 yield parts.word
 
 
-def _spreads(model: Model, engine: Engine, tp: int) -> list[int]:
-    """Degrees of expert parallelism that the engine has over tp ranks."""
+def _spreads(model: Model, engine: Engine, placement: Placement, tp: int) -> list[int]:
+    """Degrees of expert parallelism that are worth a look over tp ranks.
+
+    None, the largest that the experts allow, and one domain's ranks where a group spans several; others are looked at
+    where they are named.
+    """
     experts = model.experts
     if experts is None or engine.expert_parallel is None:
         return [1]
-    sizes = [1, tp] if engine.expert_parallel == "group" else [ep for ep in range(1, tp + 1) if tp % ep == 0]
-    return [ep for ep in dict.fromkeys(sizes) if experts.routed % ep == 0]
-
-
-def _groups(attention: str, tp: int) -> int:
-    """Groups of data-parallel attention, 1 where they do not divide the ranks."""
-    groups = sharding_of(attention, tp).batch
-    return groups if tp % groups == 0 else 1
+    if engine.expert_parallel == "group":
+        return [ep for ep in dict.fromkeys((1, tp)) if experts.routed % ep == 0]
+    domain = placement.hardware.domain or tp
+    fitting = [ep for ep in range(1, tp + 1) if tp % ep == 0 and experts.routed % ep == 0]
+    inside = [ep for ep in fitting if ep <= domain]
+    return list(dict.fromkeys((1, inside[-1], fitting[-1])))
 
 
 def _layouts(

@@ -561,7 +561,7 @@ def ran(name: str, tp: int, pp: int, structure: Structure, lecture: bool = False
 every_split = pytest.mark.parametrize(
     ("name", "tp", "pp", "structure"),
     [
-        pytest.param(name, tp, pp, structure, id=f"{name}-TP{tp}xPP{pp}-{'/'.join(structure)}")
+        pytest.param(name, tp, pp, structure, id=f"{name}-TP{tp}xPP{pp}-{'/'.join(structure[:4])}")
         for name in MODELS
         for tp in (1, 2, 4)
         for pp in (1, 2)

@@ -130,7 +130,7 @@ def test_what_is_no_grid_is_refused_with_an_example(text: str) -> None:
      "TP8/batch:2x4", "TP8/2d:2x4/wg-xyz:2x4", "TP8/3d:2x4"],
 )  # fmt: skip
 def test_what_is_no_sharding_is_refused_with_what_there_is(text: str) -> None:
-    with pytest.raises(InputError, match="behind the degrees expected /heads or /batch"):
+    with pytest.raises(InputError, match="behind the degrees expected /heads, /batch or a product"):
         Plan.parse(text)
 
 

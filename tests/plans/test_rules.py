@@ -11,6 +11,7 @@ from planner import (
     Engine,
     Filters,
     Hardware,
+    InputError,
     Model,
     NoPlanError,
     Plan,
@@ -126,9 +127,8 @@ def test_attention_is_sharded_only_as_the_engine_can() -> None:
     assert refused(Plan(8, attention="batch"), engine=VLLM) == (
         "engine vllm cannot shard attention over batch; it offers heads"
     )
-    assert refused(Plan(8, attention="sequence")) == (
-        "engine ideal cannot shard attention over sequence; it offers heads, batch"
-    )
+    with pytest.raises(InputError, match="'sequence' is no sharding of attention: expected heads, batch, or a product"):
+        refused(Plan(8, attention="sequence"))
     assert refused(Plan(8, attention="batch", prefill_attention="batch")) is None
 
 
@@ -245,7 +245,7 @@ def test_on_a_torus_a_group_tiles_the_slice() -> None:
 
 
 def test_the_first_broken_rule_is_named() -> None:
-    both = refused(Plan(3, 100, attention="sequence"))
+    both = refused(Plan(3, 100, attention="batch"), engine=VLLM)
     assert both is not None
     assert both.startswith("tp 3 does not divide")
 

@@ -12,6 +12,7 @@ from planner import Engine, Filters, Model, NoPlanError, Plan, load_engine, load
 from planner import plan as ranked
 from planner.plans.placement import Placement
 from planner.plans.rules import refusal, tp_allowed
+from planner.plans.sharding import WORDS, implied_prefill
 from planner.plans.space import Refused, _grids, enumerate_plans
 
 LLAMA = load_model("llama3-8b")  # 32 query heads, 8 KV heads, 32 layers
@@ -62,7 +63,11 @@ def test_everything_the_rules_allow_is_there_once(gpus: int, name: str, engine: 
         for pp in range(1, min(model.layers, placement.usable // tp) + 1)
         if placement.replicas(tp, pp) > 0 and any(fits(model, engine, placement, tp, gridded))
     }
-    assert {(choice.tp, choice.pp) for choice in allowed} == sizes
+    words = [choice for choice in allowed if choice.attention in WORDS]
+    assert {(choice.tp, choice.pp) for choice in words} == sizes
+    products = [choice for choice in allowed if choice.attention not in WORDS]
+    assert all(choice.pp & (choice.pp - 1) == 0 for choice in products)
+    assert all(choice.attention == choice.sharding.word for choice in products)
     for choice in allowed:
         assert refusal(model, engine, placement, choice) is None
         assert choice.chips <= gpus
@@ -74,6 +79,8 @@ def test_everything_the_rules_allow_is_there_once(gpus: int, name: str, engine: 
     # every degree is accounted for, up to one head a chip, or beyond it on a grid
     degrees = set(range(1, min(placement.usable, model.attention.heads) + 1))
     beyond = {tp for tp in range(1, placement.usable + 1) if gridded and len(placement.meshes(tp)) > 1} - degrees
+    if engine.decode_context == "any":  # ranks beyond the heads share caches by tokens
+        beyond |= {model.attention.heads * 2**power for power in range(7)}
     found = {choice.tp for choice in allowed} | {item.plan.tp for item in refused}
     assert degrees <= found <= degrees | beyond
     stored = {(choice.tp, choice.grid, {choice.ffn, choice.prefill_ffn} == {"1d"}) for choice in allowed}
@@ -198,7 +205,11 @@ def test_only_the_engines_kinds_of_attention_are_looked_at() -> None:
     assert {choice.attention for choice in [*allowed, *(item.plan for item in refused)]} == {"heads"}
     allowed, _ = space(8, engine=IDEAL)
     kinds = {(choice.attention, choice.prefill_attention) for choice in allowed}
-    assert kinds == {("heads", "heads"), ("batch", "heads"), ("batch", "batch")}
+    products = {kind for kind in kinds if kind[0] not in WORDS}
+    assert ("heads4xbatch2", "heads4xbatch2") in products
+    assert ("heads2xseq4", "heads") in products
+    assert all(implied_prefill(decode) == prefill for decode, prefill in products)
+    assert kinds - products == {("heads", "heads"), ("batch", "heads"), ("batch", "batch")}
     # asked for all the same, it is refused for the engine's sake
     allowed, refused = space(8, engine=VLLM, attention=("batch",), tp=(8,))
     assert allowed == []
@@ -216,7 +227,7 @@ def test_one_chip_is_one_way_to_shard_attention_unless_asked() -> None:
 def test_a_prefill_sharding_alone_can_be_filtered() -> None:
     allowed, refused = space(8, engine=IDEAL, tp=(8,), prefill_attention=("batch",), prefill_ffn=("1d",))
     assert labels(allowed) == ["TP8/batch/batch"]
-    assert [item.plan.label for item in refused] == ["TP8/heads/batch"]
+    assert [item.plan.label for item in refused] == ["TP8/heads/batch"]  # no product has prompts over the batch
     allowed, refused = space(8, engine=IDEAL, tp=(8,), prefill_attention=("batch",))
     assert {choice.attention for choice in allowed} == {"batch"}
     assert {item.plan.attention for item in refused} == {"heads"}
@@ -225,7 +236,7 @@ def test_a_prefill_sharding_alone_can_be_filtered() -> None:
 def test_a_torus_offers_the_degrees_that_tile_its_slice() -> None:
     palm = load_model("palm-540b")
     allowed, refused = space(70, palm, IDEAL, "tpu-v4")
-    assert {choice.tp for choice in allowed if not choice.grid} == {1, 2, 4, 8, 16}
+    assert {choice.tp for choice in allowed if not choice.grid and choice.attention in WORDS} == {1, 2, 4, 8, 16}
     # 48 heads over YZ of a grid, whose X divides the model's width: all but boxes of an odd number of chips
     assert {choice.tp for choice in allowed if choice.grid} == {2, 4, 8, 16, 32, 64}
     assert max(choice.chips for choice in allowed) == 64
