@@ -139,6 +139,7 @@ def sharding_refusal(model: Model, engine: Engine, plan: Plan) -> str | None:
     ill = {
         f"is for {parts.chips} chips, tp is {plan.tp}": parts.chips != plan.tp * plan.cp,
         f"is written {parts.word}": plan.attention != parts.word,
+        "is written heads": parts.heads == parts.chips > 1,
         f"keeps its projections so that prefill is {wanted}": plan.prefill_attention != wanted,
         "goes with FFN layout 1d only": (plan.ffn, plan.prefill_ffn) != ("1d", "1d"),
     }
