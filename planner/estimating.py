@@ -161,7 +161,8 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
     if tokens.any():  # then all of the group draft
         drafted = Speculation(int(np.max(tokens)), None, draft_of(key["draft"], model))
         request = request._replace(workload=request.workload._replace(speculation=drafted))
-    return setting_of(request, placement, structure_of(_words(key)))
+    ep = int(np.max(np.nan_to_num(table.numbers["ep"][index], nan=1.0)))  # all of the group spread experts, or none
+    return setting_of(request, placement, structure_of(_words(key)._replace(ep=ep)))
 
 
 def _words(key: dict[str, str | None]) -> Plan:

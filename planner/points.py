@@ -143,6 +143,9 @@ class Points:
         drafts = self.numbers["spec_tokens"] > 0  # not given is no number above 0
         if drafts.any():
             _, key = np.unique(key * 2 + drafts, return_inverse=True)
+        apart = self.numbers["ep"] > 1  # groups of data-parallel attention then run dense FFNs of their own
+        if apart.any():
+            _, key = np.unique(key * 2 + apart, return_inverse=True)
         if not key.any():
             return [({name: self.values[name][self.codes[name][0]] for name in TEXTS}, np.arange(self.count))]
         return [
