@@ -19,6 +19,7 @@ from planner.costs.roofline import BOUNDS
 from planner.costs.serving import OWN, STEP
 from planner.errors import InputError
 from planner.explaining.breakdown import Breakdown, Item
+from planner.opgraph.comparing import Comparison
 from planner.ranking import Ranking, tradeoff
 from planner.report.explain import FAR, shown_items
 from planner.report.figures import plural, short
@@ -199,3 +200,51 @@ def _drawn(figure: Any, target: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=DOTS, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return buffer.getvalue()
+
+
+def timeline_plot(found: Comparison, target: str) -> bytes:
+    """A strategy's step on its lanes: a bar for each task, and below which chips each kind of operator is on.
+
+    Args:
+        found: the strategy.
+        target: the file; its name says the kind.
+    """
+    simulation = found.simulation()
+    operators, names = found.problem.graph.operators, found.problem.machine.lanes
+    kinds = list(dict.fromkeys(_kind_of(operator.name) for operator in operators))
+    colours = {kind: PALETTE[index % len(PALETTE)] for index, kind in enumerate(kinds)}
+    spans = simulation.spans()
+    lanes = sorted({span.lane for span in spans})
+    rows = {lane: place for place, lane in enumerate(lanes)}
+    with _figure(SIZE[0], max(4.0, 0.2 * len(lanes) + 0.2 * len(kinds) + 2.4)) as figure:
+        axes, below = figure.subplots(2, height_ratios=[max(4, len(lanes)), max(2, len(kinds))])
+        for kind in kinds:
+            own = [span for span in spans if _kind_of(operators[span.operator].name) == kind and span.end > span.start]
+            axes.barh(
+                [rows[span.lane] for span in own], [(span.end - span.start) / MS for span in own],
+                left=[span.start / MS for span in own], height=0.8, color=colours[kind], label=kind,
+                edgecolor="white", linewidth=0.2,
+            )  # fmt: skip
+        axes.set_yticks(range(len(lanes)), [names[lane] for lane in lanes])
+        axes.invert_yaxis()
+        axes.set_xlabel("ms")
+        axes.set_title(f"{found.problem.graph.name}: {short(simulation.cost / MS)} ms a step")
+        share = [[0.0] * found.problem.machine.devices for _ in kinds]
+        for operator, config in zip(operators, found.found.strategy, strict=True):
+            for device in config.devices:
+                share[kinds.index(_kind_of(operator.name))][device] += 1
+        counts = [sum(_kind_of(operator.name) == kind for operator in operators) for kind in kinds]
+        below.imshow(
+            [[tasks / count for tasks in row] for row, count in zip(share, counts, strict=True)],
+            aspect="auto", cmap="Greys", vmin=0, vmax=max(1.0, *map(max, share)),
+        )  # fmt: skip
+        below.set_yticks(range(len(kinds)), kinds)
+        below.set_xlabel("chip; darker = more tasks of such operators")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+        return _drawn(figure, target)
+
+
+def _kind_of(name: str) -> str:
+    """An operator's name without the layer before it."""
+    first, _, rest = name.partition(" ")
+    return rest if first.isdigit() and rest else name

@@ -1,0 +1,266 @@
+"""`plan search`: strategies beyond TP x PP x DP, operator by operator, and what they gain over the best template."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from planner.command import options as opt
+from planner.costs.serving import formats_of
+from planner.errors import InputError, PlannerError
+from planner.opgraph.comparing import Comparison, best_template, graph_problem, load_of, model_problem, tied
+from planner.opgraph.searching import SLICE, SMALL, Chain, Devices, Outcome, Problem, chains_of, exhaustive, outcome
+from planner.opgraph.transformer import PHASES
+from planner.report import search as report
+from planner.report import tabular
+from planner.report.progress import Progress
+from planner.specs.catalog import load_graph, load_machine, load_model
+from planner.units import MS, parse_bytes
+
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="NAME|HF-ID|FILE", help="Model whose layers are searched; or --graph."),
+]
+GraphOption = Annotated[
+    str | None,
+    typer.Option("--graph", metavar="NAME|FILE", help="An operator graph of your own: a YAML file (docs/search.md)."),
+]
+PhaseOption = Annotated[
+    str, typer.Option("--phase", metavar="decode|prefill", help="Which pass: a decode step, or the prompts' prefill.")
+]
+Requests = Annotated[int, typer.Option("--concurrency", min=1, help="Requests in the pass.")]
+Layers = Annotated[
+    str, typer.Option("--layers", metavar="N|all", help="Layers of the model that are searched, beside both ends.")
+]
+Method = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="exhaustive, mcmc, or auto: all strategies where they are few, else Markov chains.",
+    ),
+]
+Chains = Annotated[int, typer.Option("--chains", min=1, help="Markov chains, each from a start of its own.")]
+BudgetOption = Annotated[
+    int, typer.Option("--budget", min=2, help="Evaluations of a chain; half of it without a gain ends it.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the random numbers.")]
+Beta = Annotated[
+    float | None,
+    typer.Option(
+        "--beta", metavar="1/MS", help="Inverse temperature; default: 1 / 6 % of the step that a chain starts with."
+    ),
+]
+Restart = Annotated[
+    int | None, typer.Option("--restart", min=1, help="Evaluations without a gain until a chain begins anew.")
+]
+DevicesOption = Annotated[
+    str, typer.Option("--devices", metavar="blocks|any", help="Tasks on blocks of neighbours, or on any chips.")
+]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that run chains; the result stays.")]
+Plot = Annotated[
+    str | None, typer.Option("--plot", metavar="FILE.svg|.png", help="Draw the timeline and the placement.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(run)
+
+
+def run(
+    model: Model = None,
+    graph: GraphOption = None,
+    hardware: opt.Hardware = "h100",
+    engine: opt.Engine = None,
+    gpus: opt.Gpus = 8,
+    phase: PhaseOption = "decode",
+    isl: opt.Isl = 1024,
+    osl: opt.Osl = 256,
+    concurrency: Requests = 16,
+    layers: Layers = "4",
+    weights: opt.Weights = None,
+    kv_cache: opt.KvCache = None,
+    memory_limit: opt.MemoryLimit = None,
+    method: Method = "auto",
+    chains: Chains = 4,
+    budget: BudgetOption = 2000,
+    seed: Seed = 0,
+    beta: Beta = None,
+    restart: Restart = None,
+    devices: DevicesOption = "blocks",
+    jobs: Jobs = 1,
+    csv: opt.Csv = None,
+    json: opt.Json = None,
+    plot: Plot = None,
+    no_header: opt.NoHeader = False,
+    quiet: opt.Quiet = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Searches beyond TP x PP x DP: every operator split and placed by itself, simulated, against the best template.
+
+    A step is one forward pass of all requests, without the engine's host time. Ctrl-C ends a search with the best so
+    far.
+    """
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, graph, hardware, engine))
+    opt.check_plot(plot)
+    problem, what = _problem(
+        model, graph, hardware, engine, gpus, phase, isl, osl, concurrency, layers, weights, kv_cache, memory_limit,
+        opt.choice(devices, "--devices", ("blocks", "any")),
+    )  # fmt: skip
+    opt.choice(method, "--method", ("auto", "exhaustive", "mcmc"))
+    inverse = opt.above_zero(beta, "--beta")
+    template, many = best_template(problem)
+    if method == "exhaustive" or (method == "auto" and problem.size <= SMALL and devices == "blocks"):
+        with Progress("strategy", problem.size, quiet=quiet) as progress:
+            found = exhaustive(problem, lambda count: _advance(progress, count))
+    else:
+        starts = [] if template is None else [(template.label, template.strategy)]
+        if template is not None:
+            starts.append(("alike operators together", tied(problem, template.strategy)))
+            starts = starts[: 1 + (starts[0][1] != starts[1][1])]
+        made = chains_of(problem, chains, budget, seed, None if inverse is None else inverse / MS, restart, starts)
+        with Progress("evaluation", budget * len(made), quiet=quiet) as progress:
+            found = _chains(problem, made, min(jobs, len(made)), progress)
+    if not found.complete:
+        opt.warn("interrupted: this is the best so far", quiet)
+    compared = Comparison(problem, found, template, many)
+    pictures: list[tabular.Output] = []
+    if plot is not None:
+        from planner.report.plot import timeline_plot  # noqa: PLC0415 (needed for pictures only)
+
+        pictures = [(plot, lambda: timeline_plot(compared, plot))]
+    tabular.write_rows(report.rows(compared), csv, json, not no_header, pictures)
+    if not opt.is_piped(csv, json) and not quiet:
+        report.print_search(compared, what, problem.devices, seed)
+
+
+def _problem(
+    model: str | None,
+    graph: str | None,
+    hardware: str,
+    engine: str | None,
+    gpus: int,
+    phase: str,
+    isl: int,
+    osl: int,
+    concurrency: int,
+    layers: str,
+    weights: str | None,
+    kv_cache: str | None,
+    memory_limit: str | None,
+    devices: str,
+) -> tuple[Problem, str]:
+    """(what is searched, a sentence that says so)."""
+    if (model is None) == (graph is None):
+        raise InputError("give either --model or --graph: a model's layers, or an operator graph of your own")
+    machine, software = load_machine(hardware, engine)
+    memory = None if memory_limit is None else parse_bytes(memory_limit)
+    placed: Devices = "any" if devices == "any" else "blocks"
+    if graph is not None:
+        problem = graph_problem(load_graph(graph), machine, software, gpus, memory, placed)
+        return problem, f"{problem.graph.name} on {problem.machine.devices} x {machine.name}."
+    spec = load_model(str(model))
+    kind = next((each for each in PHASES if each == phase), None)
+    if kind is None:
+        raise InputError(f"--phase {phase}: expected one of {', '.join(PHASES)}")
+    formats = formats_of(spec, machine, software, weights, kv_cache)
+    load = load_of(software, kind, concurrency, isl, osl)
+    wanted = _layers(layers, spec.layers)
+    problem = model_problem(spec, machine, software, gpus, formats, load, wanted, memory, placed)
+    work = (
+        f"a decode step of {concurrency} requests at {load.context} tokens"
+        if kind == "decode"
+        else f"the prefill of {concurrency} prompts of {load.context} tokens"
+    )
+    return problem, (
+        f"{problem.graph.name} ({formats.weights.name}) on {problem.machine.devices} x {machine.name}, engine "
+        f"{software.name} {software.version}: {work}, without host time."
+    )
+
+
+def _layers(text: str, most: int) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"--layers: expected a whole number of at least 1, or all, found {text!r}")
+    return min(int(text), most)
+
+
+def _advance(progress: Progress, count: int) -> None:
+    for _ in range(count):
+        progress.advance()
+
+
+def _chains(problem: Problem, chains: list[Chain], jobs: int, progress: Progress) -> Outcome:
+    """Runs chains slice by slice, in this process or in several; what an interrupt leaves is the best so far."""
+    if jobs > 1:
+        return _several(problem, chains, jobs, progress)
+    try:
+        for chain in chains:
+            while not chain.done:
+                before = chain.evaluations
+                chain.advance(problem, SLICE)
+                _advance(progress, chain.evaluations - before)
+    except KeyboardInterrupt:
+        return outcome([chain for chain in chains if chain.evaluations] or chains[:1], complete=False)
+    return outcome(chains)
+
+
+_PROBLEM: Problem  # of a worker process
+_PATIENCE = 0.2
+
+
+def _several(problem: Problem, chains: list[Chain], jobs: int, progress: Progress) -> Outcome:
+    """Chains go to workers for a slice and come back, so that whatever is in hand is a result."""
+    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait  # noqa: PLC0415
+    from concurrent.futures.process import BrokenProcessPool  # noqa: PLC0415
+
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+    pool = ProcessPoolExecutor(jobs, context, _begin, (problem,))
+    latest = list(chains)
+    try:
+        running: dict[Future[Chain], int] = {pool.submit(_slice, chain): place for place, chain in enumerate(chains)}
+        while running and not interrupted.is_set():
+            for future in wait(running, _PATIENCE, FIRST_COMPLETED).done:
+                place = running.pop(future)
+                chain = future.result()
+                _advance(progress, chain.evaluations - latest[place].evaluations)
+                latest[place] = chain
+                if not chain.done:
+                    running[pool.submit(_slice, chain)] = place
+    except BrokenProcessPool:
+        raise PlannerError("a process that searches was ended from outside (out of memory?); fewer --jobs") from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        signal.signal(signal.SIGINT, before)
+    known: Sequence[Chain] = [chain for chain in latest if chain.evaluations] or [chains[0].advance(problem, 1)]
+    return outcome(known, complete=not interrupted.is_set())
+
+
+def _begin(problem: Problem) -> None:
+    """Makes a process a worker: an interrupt is its parent's business, and it does not outlive that."""
+    global _PROBLEM  # noqa: PLW0603 (what a worker has instead of arguments)
+    _PROBLEM = problem
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def _slice(chain: Chain) -> Chain:
+    return chain.advance(_PROBLEM, SLICE)
