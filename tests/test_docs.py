@@ -50,7 +50,10 @@ def examples() -> list[Example]:
     return found
 
 
-HELPS = ("estimate", "sweep", "explain", "compare", "show", "memory", "launch", "validate", "calibrate", "completion")
+HELPS = (
+    "estimate", "sweep", "explain", "compare", "search", "show", "memory", "launch", "validate", "calibrate",
+    "completion",
+)  # fmt: skip
 EXAMPLES = [example for example in examples() if example.command.startswith("plan ")]
 
 

@@ -15,10 +15,13 @@ import typer
 from planner.command import options as opt
 from planner.costs.serving import formats_of
 from planner.errors import InputError, PlannerError
-from planner.opgraph.comparing import Comparison, best_template, graph_problem, load_of, model_problem, tied
+from planner.opgraph.cluster import Cluster, kind_of
+from planner.opgraph.comparing import Comparison, best_template, chip_room, graph_problem, load_of, model_problem, tied
 from planner.opgraph.searching import SLICE, SMALL, Chain, Devices, Outcome, Problem, chains_of, exhaustive, outcome
-from planner.opgraph.transformer import PHASES
+from planner.opgraph.stages import FORMS
+from planner.opgraph.transformer import PHASES, Phase, from_model
 from planner.report import search as report
+from planner.report import stages as stages_report
 from planner.report import tabular
 from planner.report.progress import Progress
 from planner.specs.catalog import load_graph, load_machine, load_model
@@ -37,14 +40,15 @@ PhaseOption = Annotated[
 ]
 Requests = Annotated[int, typer.Option("--concurrency", min=1, help="Requests in the pass.")]
 Layers = Annotated[
-    str, typer.Option("--layers", metavar="N|all", help="Layers of the model that are searched, beside both ends.")
+    str | None,
+    typer.Option("--layers", metavar="N|all", help="Layers that are searched, beside both ends [4; all for stages]."),
 ]
 Method = Annotated[
     str,
     typer.Option(
         "--method",
         metavar="NAME",
-        help="exhaustive, mcmc, or auto: all strategies where they are few, else Markov chains.",
+        help="exhaustive, mcmc, auto: all strategies where they are few, else Markov chains; stages: a pipeline.",
     ),
 ]
 Chains = Annotated[int, typer.Option("--chains", min=1, help="Markov chains, each from a start of its own.")]
@@ -63,6 +67,19 @@ Restart = Annotated[
 ]
 DevicesOption = Annotated[
     str, typer.Option("--devices", metavar="blocks|any", help="Tasks on blocks of neighbours, or on any chips.")
+]
+Microbatches = Annotated[
+    int, typer.Option("--microbatches", min=1, help="For stages: parts that the requests of a pass are cut into.")
+]
+FormOption = Annotated[
+    str,
+    typer.Option(
+        "--form", metavar="NAME", help="For stages: training, sum + (microbatches - 1) max; inference, stages x max."
+    ),
+]
+Beside = Annotated[
+    str | None,
+    typer.Option("--beside", metavar="NAME:N", help="For stages: N more chips of another kind, as a100-80gb-sxm:8."),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that run chains; the result stays.")]
 Plot = Annotated[
@@ -85,7 +102,7 @@ def run(
     isl: opt.Isl = 1024,
     osl: opt.Osl = 256,
     concurrency: Requests = 16,
-    layers: Layers = "4",
+    layers: Layers = None,
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     memory_limit: opt.MemoryLimit = None,
@@ -96,6 +113,9 @@ def run(
     beta: Beta = None,
     restart: Restart = None,
     devices: DevicesOption = "blocks",
+    microbatches: Microbatches = 4,
+    form: FormOption = "training",
+    beside: Beside = None,
     jobs: Jobs = 1,
     csv: opt.Csv = None,
     json: opt.Json = None,
@@ -111,11 +131,20 @@ def run(
     """
     opt.check_targets(csv, json, ("--plot", plot), specs=(model, graph, hardware, engine))
     opt.check_plot(plot)
+    opt.choice(method, "--method", ("auto", "exhaustive", "mcmc", "stages"))
+    if method == "stages":
+        if plot is not None:
+            raise InputError(f"--plot {plot}: draws strategies of operators; not there for --method stages")
+        asked = (isl, osl, concurrency, layers, weights, kv_cache, memory_limit, phase)
+        _stages(model, graph, hardware, engine, gpus, *asked, microbatches, form, beside, (csv, json, no_header, quiet))
+        return
+    if beside is not None:
+        raise InputError("--beside: chips of several kinds are for --method stages")
     problem, what = _problem(
-        model, graph, hardware, engine, gpus, phase, isl, osl, concurrency, layers, weights, kv_cache, memory_limit,
+        model, graph, hardware, engine, gpus, phase, isl, osl, concurrency, layers or "4", weights, kv_cache,
+        memory_limit,
         opt.choice(devices, "--devices", ("blocks", "any")),
     )  # fmt: skip
-    opt.choice(method, "--method", ("auto", "exhaustive", "mcmc"))
     inverse = opt.above_zero(beta, "--beta")
     template, many = best_template(problem)
     if method == "exhaustive" or (method == "auto" and problem.size <= SMALL and devices == "blocks"):
@@ -140,6 +169,77 @@ def run(
     tabular.write_rows(report.rows(compared), csv, json, not no_header, pictures)
     if not opt.is_piped(csv, json) and not quiet:
         report.print_search(compared, what, problem.devices, seed)
+
+
+def _stages(
+    model: str | None,
+    graph: str | None,
+    hardware: str,
+    engine: str | None,
+    gpus: int,
+    isl: int,
+    osl: int,
+    concurrency: int,
+    layers: str | None,
+    weights: str | None,
+    kv_cache: str | None,
+    memory_limit: str | None,
+    phase: str,
+    microbatches: int,
+    form: str,
+    beside: str | None,
+    output: tuple[str | None, str | None, bool, bool],
+) -> None:
+    """`--method stages`."""
+    wanted = next((each for each in FORMS if each == form), None)
+    if wanted is None:
+        raise InputError(f"--form {form}: expected one of {', '.join(FORMS)}")
+    each = -(-concurrency // microbatches)
+    memory = None if memory_limit is None else parse_bytes(memory_limit)
+    kinds = []
+    for name, software_name, chips in [(hardware, engine, gpus), *([_beside(beside)] if beside else [])]:
+        machine, software = load_machine(name, software_name)
+        if graph is not None:
+            if model is not None:
+                raise InputError("give either --model or --graph, not both")
+            problem = graph_problem(load_graph(graph), machine, software, chips, memory, "blocks")
+            kinds.append(kind_of(problem.graph, machine, software, chips, problem.memory))
+            continue
+        spec = load_model(_named(model))
+        formats = formats_of(spec, machine, software, weights, kv_cache)
+        load = load_of(software, _phase(phase), each, isl, osl)
+        load = load._replace(held=load.held * microbatches)
+        built = from_model(spec, software, formats, load, _layers(layers or "all", spec.layers), chips)
+        free = chip_room(spec, machine, software, chips, formats, memory)
+        kinds.append(kind_of(built, machine, software, chips, free))
+    cluster = Cluster(kinds)
+    found = cluster.solve(wanted, microbatches)
+    csv, json, no_header, quiet = output
+    tabular.write_rows(stages_report.rows(cluster, found), csv, json, not no_header)
+    if not opt.is_piped(csv, json) and not quiet:
+        work = "" if graph is not None else f", {phase} of {each} {'request' if each == 1 else 'requests'}"
+        stages_report.print_stages(cluster, found, wanted, microbatches, work)
+
+
+def _beside(text: str) -> tuple[str, None, int]:
+    """(hardware, no engine of its own, chips) of --beside."""
+    name, _, count = text.rpartition(":")
+    if not name or not count.isdigit() or int(count) < 1:
+        raise InputError(f"--beside {text}: expected hardware and chips, as a100-80gb-sxm:8")
+    return name, None, int(count)
+
+
+def _named(model: str | None) -> str:
+    if model is None:
+        raise InputError("give either --model or --graph: a model's layers, or an operator graph of your own")
+    return model
+
+
+def _phase(word: str) -> Phase:
+    found = next((each for each in PHASES if each == word), None)
+    if found is None:
+        raise InputError(f"--phase {word}: expected one of {', '.join(PHASES)}")
+    return found
 
 
 def _problem(
@@ -167,10 +267,7 @@ def _problem(
     if graph is not None:
         problem = graph_problem(load_graph(graph), machine, software, gpus, memory, placed)
         return problem, f"{problem.graph.name} on {problem.machine.devices} x {machine.name}."
-    spec = load_model(str(model))
-    kind = next((each for each in PHASES if each == phase), None)
-    if kind is None:
-        raise InputError(f"--phase {phase}: expected one of {', '.join(PHASES)}")
+    spec, kind = load_model(str(model)), _phase(phase)
     formats = formats_of(spec, machine, software, weights, kv_cache)
     load = load_of(software, kind, concurrency, isl, osl)
     wanted = _layers(layers, spec.layers)

@@ -215,6 +215,28 @@ def along_chain(options: Options, firsts: Sequence[int], last: int, lean: bool =
     return seconds, held
 
 
+def chosen(options: Options, first: int, last: int, lean: bool = False) -> Sharded:
+    """The choices behind the last entry of `along_chain`; the arguments are its own."""
+    node, size = options.node(first)
+    best, back = node, []
+    for index in range(first, last + 1):
+        node, size = options.node(index)
+        if lean:
+            node = np.where(size <= np.min(size) * (1 + 1e-9), node, inf)
+        if index == first:
+            best = node
+            continue
+        ways = best[:, None] + options.edge(index, 0)
+        back.append(np.argmin(ways, axis=0))
+        best = np.min(ways, axis=0) + node
+    picked = [int(np.argmin(best))]
+    for before in reversed(back):
+        picked.append(int(before[picked[-1]]))
+    picked.reverse()
+    held = sum(float(options.node(first + place)[1][own]) for place, own in enumerate(picked))
+    return Sharded(tuple(CHOICES[own] for own in picked), float(np.min(best)), held)
+
+
 def ilp(options: Options, memory: float = inf) -> Sharded:
     """The cheapest choices for all operators of a graph, by an integer linear programme (HiGHS, through scipy).
 

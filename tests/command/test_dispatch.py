@@ -34,6 +34,9 @@ CONTRACT = {
     "--launch": ("rank",),
     "--placement": ("rank", "estimate"),
     "--plot": ("rank", "explain"),
+    "--model -m --graph --hardware -H --engine --gpus --phase --isl --osl --concurrency --layers --weights --kv-cache "
+    "--memory-limit --method --chains --budget --seed --beta --restart --devices --microbatches --form --beside --jobs "
+    "--csv --json --plot --no-header --quiet --debug": ("search",),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),
@@ -42,7 +45,20 @@ CONTRACT = {
 
 @pytest.mark.parametrize(
     "name",
-    ["rank", "estimate", "sweep", "explain", "compare", "launch", "calibrate", "models", "hardware", "engines", "show"],
+    [
+        "rank",
+        "estimate",
+        "sweep",
+        "explain",
+        "compare",
+        "launch",
+        "calibrate",
+        "search",
+        "models",
+        "hardware",
+        "engines",
+        "show",
+    ],
 )
 def test_every_command_has_its_own_help_with_the_options_of_the_contract(name: str) -> None:
     done = run(name, "--help")
@@ -67,7 +83,7 @@ def test_every_command_word_runs() -> None:
     words |= {"sweep": ("-m", "llama3-8b", "--gpus", "1,2"), "completion": ("bash",)}
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
-    words |= {"launch": ("-m", "llama3-8b")}
+    words |= {"launch": ("-m", "llama3-8b"), "search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
         done = run(name, *words.get(name, ()))

@@ -11,22 +11,10 @@ from opgraph.problems import machine, random_graph, shipped
 
 from planner.costs.serving import formats_of
 from planner.errors import InputError, NoPlanError
+from planner.opgraph.cluster import Cluster, Kind, clusters, kind_of, total_of
 from planner.opgraph.comparing import chip_room
 from planner.opgraph.sharding import CHOICES, Choice, Options, View, along_chain, ilp, views
-from planner.opgraph.stages import (
-    FORMS,
-    Cluster,
-    Costs,
-    Form,
-    Kind,
-    Shape,
-    clusters,
-    kind_of,
-    partition,
-    shapes,
-    total,
-    total_of,
-)
+from planner.opgraph.stages import FORMS, Costs, Form, Shape, partition, shapes, total
 from planner.opgraph.transformer import Load, from_model
 from planner.specs.catalog import load_machine, load_model
 
