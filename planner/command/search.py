@@ -18,6 +18,7 @@ from planner.errors import InputError, PlannerError
 from planner.opgraph.cluster import Cluster, kind_of
 from planner.opgraph.comparing import Comparison, best_template, chip_room, graph_problem, load_of, model_problem, tied
 from planner.opgraph.searching import SLICE, SMALL, Chain, Devices, Outcome, Problem, chains_of, exhaustive, outcome
+from planner.opgraph.sharding import best_grid
 from planner.opgraph.stages import FORMS
 from planner.opgraph.transformer import PHASES, Phase, from_model
 from planner.report import search as report
@@ -48,7 +49,8 @@ Method = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help="exhaustive, mcmc, auto: all strategies where they are few, else Markov chains; stages: a pipeline.",
+        help="exhaustive, mcmc, auto (all strategies where they are few, else Markov chains); stages (a pipeline); "
+        "sharding (all chips as one mesh; needs scipy).",
     ),
 ]
 Chains = Annotated[int, typer.Option("--chains", min=1, help="Markov chains, each from a start of its own.")]
@@ -85,6 +87,9 @@ Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that r
 Plot = Annotated[
     str | None, typer.Option("--plot", metavar="FILE.svg|.png", help="Draw the timeline and the placement.")
 ]
+
+
+METHODS = ("auto", "exhaustive", "mcmc", "stages", "sharding")
 
 
 def register(app: typer.Typer) -> None:
@@ -131,10 +136,12 @@ def run(
     """
     opt.check_targets(csv, json, ("--plot", plot), specs=(model, graph, hardware, engine))
     opt.check_plot(plot)
-    opt.choice(method, "--method", ("auto", "exhaustive", "mcmc", "stages"))
+    opt.choice(method, "--method", METHODS)
+    if plot is not None and method in ("stages", "sharding"):
+        raise InputError(f"--plot {plot}: draws the timeline of a strategy; not there for --method {method}")
+    if method == "exhaustive" and devices != "blocks":
+        raise InputError("--method exhaustive: looks at blocks of devices; leave out --devices")
     if method == "stages":
-        if plot is not None:
-            raise InputError(f"--plot {plot}: draws strategies of operators; not there for --method stages")
         asked = (isl, osl, concurrency, layers, weights, kv_cache, memory_limit, phase)
         _stages(model, graph, hardware, engine, gpus, *asked, microbatches, form, beside, (csv, json, no_header, quiet))
         return
@@ -145,6 +152,12 @@ def run(
         memory_limit,
         opt.choice(devices, "--devices", ("blocks", "any")),
     )  # fmt: skip
+    if method == "sharding":
+        sharded = best_grid(problem.graph, problem.machine, problem.memory)
+        tabular.write_rows(stages_report.sharding_rows(sharded), csv, json, not no_header)
+        if not opt.is_piped(csv, json) and not quiet:
+            stages_report.print_sharding(sharded, what)
+        return
     inverse = opt.above_zero(beta, "--beta")
     template, many = best_template(problem)
     if method == "exhaustive" or (method == "auto" and problem.size <= SMALL and devices == "blocks"):

@@ -49,6 +49,8 @@ class Edge(NamedTuple):
     """Index of that operator."""
     needs: tuple[int | None, ...]
     """For each dimension of its output, the own dimension that selects a part of it; none = all of it is read."""
+    share: float = 1.0
+    """Of what is selected, the share that is read: a head needs the last token of a prompt only."""
 
 
 class Work(Protocol):
@@ -165,9 +167,11 @@ class Graph:
     @cached_property
     def edge_types(self) -> dict[tuple[int, int], int]:
         """For (operator, which of its inputs) a number that alike edges between alike operators share."""
-        numbers: dict[tuple[int, int, tuple[int | None, ...]], int] = {}
+        numbers: dict[tuple[int, int, Edge], int] = {}
         return {
-            (index, place): numbers.setdefault((self.types[edge.source], self.types[index], edge.needs), len(numbers))
+            (index, place): numbers.setdefault(
+                (self.types[edge.source], self.types[index], edge._replace(source=0)), len(numbers)
+            )
             for index, operator in enumerate(self.operators)
             for place, edge in enumerate(operator.inputs)
         }

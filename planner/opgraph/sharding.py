@@ -158,7 +158,7 @@ class Options:
             follows = sample in output and edge.needs[output.index(sample)] == operator.first("sample")
             parameter = source.first("parameter")
             left = parameter is not None and source.dims[parameter].closed_by is None
-            whole = source.element_bytes * prod(source.dims[dim].size for dim in output)
+            whole = edge.share * source.element_bytes * prod(source.dims[dim].size for dim in output)
             costs = np.zeros((len(CHOICES), len(CHOICES)))
             for row, have in enumerate(CHOICES):
                 split = have.sample + (have.parameter if left else ())
@@ -302,3 +302,36 @@ def ilp(options: Options, memory: float = inf) -> Sharded:
     picked = [int(own[np.argmax(found.x[starts[index] : starts[index + 1]])]) for index, own in enumerate(allowed)]
     held_bytes = sum(float(options.node(index)[1][own]) for index, own in enumerate(picked))
     return Sharded(tuple(CHOICES[own] for own in picked), options.cost(tuple(picked)), held_bytes)
+
+
+class OnMesh(NamedTuple):
+    """The best sharding over all grids of a machine."""
+
+    view: View
+    sharded: Sharded
+    options: Options
+    others: tuple[tuple[View, float], ...]
+    """Seconds of the best sharding on every grid; infinite where nothing fits."""
+
+
+def best_grid(graph: Graph, machine: Machine, memory: float = inf) -> OnMesh:
+    """The cheapest shardings by `ilp` over all grids of a machine's chips.
+
+    Raises:
+        InputError, NoPlanError: as `ilp`; the latter where nothing fits on any grid.
+    """
+    prices, found, others = Prices(graph, machine), [], []
+    refused: NoPlanError | None = None
+    for view in views(machine.devices):
+        options = Options(graph, machine, view, prices)
+        try:
+            found.append((ilp(options, memory), options))
+            others.append((view, found[-1][0].seconds))
+        except NoPlanError as error:
+            refused = error
+            others.append((view, inf))
+    if not found:
+        assert refused is not None
+        raise refused
+    sharded, options = min(found, key=lambda pair: pair[0].seconds)
+    return OnMesh(options.view, sharded, options, tuple(others))

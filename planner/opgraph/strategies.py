@@ -109,7 +109,7 @@ def pieces(source: Operator, reader: Operator, edge: Edge, have: Config, want: C
     for task, part in enumerate(coordinates(have.degrees)):
         copies.setdefault(tuple(part[dim] for dim in output if dim not in closed), []).append(task)
     open_dims = [(place, dim) for place, dim in enumerate(output) if dim not in closed]
-    whole = prod(source.dims[dim].size for dim in output) * source.element_bytes
+    whole = prod(source.dims[dim].size for dim in output) * source.element_bytes * edge.share
     found = []
     for task, part in enumerate(coordinates(want.degrees)):
         for own, holders in copies.items():

@@ -45,8 +45,8 @@ class Load(NamedTuple):
     held: int
     """Tokens whose KV a request holds in memory."""
 
-    def work(self, requests: float, tokens: float) -> Pass:
-        """The pass of a share of the requests and, in prefill, of the tokens of each."""
+    def work(self, requests: float, tokens: float, window: int | None = None) -> Pass:
+        """The pass of a share of the requests and, in prefill, of the tokens of each; `window` is the model's."""
         if self.phase == "decode":
             return Pass(requests, float(self.context))
         rows = requests * tokens
@@ -55,6 +55,7 @@ class Load(NamedTuple):
             0.0,
             prefill_tokens=rows,
             prefill_pairs=requests * causal_pairs(float(self.context)),
+            window_pairs=requests * causal_pairs(float(self.context), window),
             prompts=requests,
             prompts_ended=requests,
         )
@@ -95,7 +96,7 @@ class Block:
         """The kernels of one task."""
         setup, shard = self.setup, self._shard(degrees[2])
         load = setup.load
-        work = load.work(load.requests / degrees[0], load.context / degrees[1])
+        work = load.work(load.requests / degrees[0], load.context / degrees[1], setup.model.attention.window)
         counted, _ = count(setup.model, setup.engine, shard, work, setup.formats, Structure())
         place = {"embedding": "first", "head": "last"}.get(self.part, "layer")
         found = []
@@ -219,6 +220,6 @@ def from_model(
         "vocabulary", int(Shard.for_engine(model, engine, names, 1).vocab), "parameter", "all_gather", ways
     )
     one = Dim("tokens", 1)
-    last = Edge(len(operators) - 1, (0, None, None))
+    last = Edge(len(operators) - 1, (0, None, None), 1.0 / whole.size)
     operators.append(Operator("head", (requests, one, vocabulary), (last,), blocks["head"], ACTIVATION_BYTES))
     return Graph(f"{model.name}, {total} of {model.layers} layers" if total < model.layers else model.name, operators)

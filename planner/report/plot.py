@@ -20,6 +20,7 @@ from planner.costs.serving import OWN, STEP
 from planner.errors import InputError
 from planner.explaining.breakdown import Breakdown, Item
 from planner.opgraph.comparing import Comparison
+from planner.opgraph.strategies import coordinates
 from planner.ranking import Ranking, tradeoff
 from planner.report.explain import FAR, shown_items
 from planner.report.figures import plural, short
@@ -35,6 +36,8 @@ BAR_HEIGHT = 0.28
 """Inches of a bar of a breakdown with the gap to the next."""
 MANY = 3000
 """Points above which the cloud behind the frontier becomes one image within an SVG, which would grow too large."""
+NUMBERED = 16
+"""Chips up to which a picture of a placement says the part that each has."""
 GREY = "#b8b8b8"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933")
 """Colours that colour-blind readers tell apart: of Okabe and Ito, and of Tol."""
@@ -214,7 +217,13 @@ def timeline_plot(found: Comparison, target: str) -> bytes:
     kinds = list(dict.fromkeys(_kind_of(operator.name) for operator in operators))
     colours = {kind: PALETTE[index % len(PALETTE)] for index, kind in enumerate(kinds)}
     spans = simulation.spans()
-    lanes = sorted({span.lane for span in spans})
+    devices = found.problem.machine.devices
+
+    def order(lane: int) -> tuple[bool, str, list[int]]:
+        words = names[lane].replace(",", " ").replace("-", " ").replace(".", " ").split()
+        return lane >= devices, words[0], [int(word) for word in words if word.isdigit()]
+
+    lanes = sorted({span.lane for span in spans}, key=order)
     rows = {lane: place for place, lane in enumerate(lanes)}
     with _figure(SIZE[0], max(4.0, 0.2 * len(lanes) + 0.2 * len(kinds) + 2.4)) as figure:
         axes, below = figure.subplots(2, height_ratios=[max(4, len(lanes)), max(2, len(kinds))])
@@ -229,19 +238,35 @@ def timeline_plot(found: Comparison, target: str) -> bytes:
         axes.invert_yaxis()
         axes.set_xlabel("ms")
         axes.set_title(f"{found.problem.graph.name}: {short(simulation.cost / MS)} ms a step")
-        share = [[0.0] * found.problem.machine.devices for _ in kinds]
-        for operator, config in zip(operators, found.found.strategy, strict=True):
-            for device in config.devices:
-                share[kinds.index(_kind_of(operator.name))][device] += 1
-        counts = [sum(_kind_of(operator.name) == kind for operator in operators) for kind in kinds]
-        below.imshow(
-            [[tasks / count for tasks in row] for row, count in zip(share, counts, strict=True)],
-            aspect="auto", cmap="Greys", vmin=0, vmax=max(1.0, *map(max, share)),
-        )  # fmt: skip
-        below.set_yticks(range(len(kinds)), kinds)
-        below.set_xlabel("chip; darker = more tasks of such operators")
+        _placement(below, found, kinds)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
         return _drawn(figure, target)
+
+
+def _placement(axes: Any, found: Comparison, kinds: Sequence[str]) -> None:
+    """Kinds of operators by chips: how many of them have a task there, and which part that is where it is one."""
+    devices = found.problem.machine.devices
+    parts: list[list[list[str]]] = [[[] for _ in range(devices)] for _ in kinds]
+    counts = dict.fromkeys(kinds, 0)
+    for operator, config in zip(found.problem.graph.operators, found.found.strategy, strict=True):
+        kind = _kind_of(operator.name)
+        counts[kind] += 1
+        for device, part in zip(config.devices, coordinates(config.degrees), strict=True):
+            own = [str(place) for place, ways in zip(part, config.degrees, strict=True) if ways > 1]
+            parts[kinds.index(kind)][device].append(".".join(own) or "all")
+    shares = [[len(cell) / counts[kind] for cell in row] for row, kind in zip(parts, kinds, strict=True)]
+    axes.imshow(shares, aspect="auto", cmap="Greys", vmin=0, vmax=2 * max(1.0, *map(max, shares)))
+    for row, cells in enumerate(parts):
+        for device, cell in enumerate(cells):
+            if devices <= NUMBERED and len(set(cell)) == 1:
+                axes.text(device, row, cell[0], ha="center", va="center", fontsize=7)
+    axes.set_yticks(range(len(kinds)), kinds)
+    axes.set_xticks(range(devices) if devices <= NUMBERED else range(0, devices, 8))
+    axes.set_xticks([device + 0.5 for device in range(devices - 1)], minor=True)
+    axes.set_yticks([row + 0.5 for row in range(len(kinds) - 1)], minor=True)
+    axes.tick_params(which="minor", length=0)
+    axes.grid(which="minor", color="white", linewidth=2)
+    axes.set_xlabel("chip; darker: more of such operators have a task there; number: the part of each split dimension")
 
 
 def _kind_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`plan search --method stages`: the stages of a pipeline, and what they gain over equal ones."""
+"""`plan search --method stages` and `sharding`: a pipeline's stages beside equal ones, and shardings on a mesh."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from planner.opgraph.cluster import EVEN, Cluster, Placed, total_of
+from planner.opgraph.sharding import CHOICES, OnMesh
 from planner.opgraph.stages import Form
 from planner.report.figures import plural, short
 from planner.report.table import Column, Row, lay_out, paragraphs, show, width
@@ -96,3 +97,58 @@ def _longer(value: float, own: float) -> str:
     if value <= own * (1 + 1e-9):
         return f"takes the same, {short(value / MS)} ms"
     return f"takes {short(value / MS)} ms, {short(100 * (value / own - 1), 3)} % longer"
+
+
+def sharding_rows(found: OnMesh) -> list[dict[str, Any]]:
+    """A row for each operator: its choice, and what that and the resharding in front of it take."""
+    graph, options = found.options.graph, found.options
+    picked = [CHOICES.index(choice) for choice in found.sharded.choices]
+    made = []
+    for index, operator in enumerate(graph.operators):
+        before = sum(
+            float(options.edge(index, place)[picked[edge.source], picked[index]])
+            for place, edge in enumerate(operator.inputs)
+        )
+        seconds, held = options.node(index)
+        made.append(
+            {
+                "operator": operator.name,
+                "sharding": found.sharded.choices[index].text,
+                "grid": f"{found.view.first}x{found.view.second}",
+                "operator_ms": float(seconds[picked[index]]) / MS,
+                "resharding_ms": before / MS,
+                "chip_mib": float(held[picked[index]]) / 2**20,
+                "total_ms": found.sharded.seconds / MS,
+            }
+        )
+    return made
+
+
+def print_sharding(found: OnMesh, what: str) -> None:
+    """The choices, alike ones in one row, and the grids that were looked at."""
+    table: dict[tuple[Any, ...], Row] = {}
+    for row in sharding_rows(found):
+        key = (row["sharding"], row["operator_ms"], row["resharding_ms"], row["operator"].split(" ")[-1])
+        table.setdefault(key, {**row, "count": 0})["count"] += 1
+    columns = [
+        Column("operator", lambda row: row["operator"], right=False),
+        Column("times", lambda row: str(row["count"])),
+        Column("sharding", lambda row: row["sharding"], right=False),
+        Column("us", lambda row: short(1e3 * row["operator_ms"])),
+        Column("resharding us", lambda row: short(1e3 * row["resharding_ms"])),
+        Column("MiB", lambda row: short(row["chip_mib"]), keep=3),
+    ]
+    show(lay_out(columns, list(table.values()), width()), ["bold underline"])
+    grids = [f"{view.first}x{view.second} {_or_not(seconds)}" for view, seconds in found.others]
+    texts = [
+        what,
+        f"Shardings on a grid of {found.view.first} x {found.view.second} chips, by an integer linear programme: "
+        f"{short(found.sharded.seconds / MS)} ms, one operator after the other; {short(found.sharded.bytes / GIB, 3)} "
+        f"GiB a chip. By grid, in ms: {', '.join(grids)}.",
+        "S: samples divided over an axis of the grid, P: parameters, R: neither.",
+    ]
+    show(paragraphs(texts))
+
+
+def _or_not(seconds: float) -> str:
+    return short(seconds / MS) if isfinite(seconds) else "does not fit"

@@ -80,6 +80,14 @@ def test_stages_of_a_model_and_of_two_kinds_of_chips() -> None:
     assert "T = 1 stages x the slowest" in latency.out
 
 
+def test_shardings_on_all_grids_of_a_mesh() -> None:
+    done = run("search", "--graph", "two-towers", "-H", "h100-pairs", "--gpus", 4, "--method", "sharding")
+    assert "By grid, in ms: 1x4 0.97" in " ".join(done.out.split())
+    assert [row["sharding"] for row in run(*LECTURE, "--method", "sharding", "--csv", "-").rows].count("S0P1") >= 2
+    model = run("search", "-m", "llama3-8b", "--gpus", 4, "--layers", 2, "--method", "sharding", "--json", "-")
+    assert {row["sharding"] for row in json.loads(model.out)} == {"P1", "R"}  # the embedding is not worth an all-reduce
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
@@ -88,13 +96,18 @@ def test_stages_of_a_model_and_of_two_kinds_of_chips() -> None:
         (("--graph", "lennet"), 2, "unknown graph 'lennet': did you mean lenet?"),
         (("-m", "llama3-8b", "--phase", "both"), 2, "--phase both: expected one of decode, prefill"),
         (("-m", "llama3-8b", "--layers", "some"), 2, "--layers: expected a whole number of at least 1, or all"),
-        (("-m", "llama3-8b", "--method", "guess"), 2, "--method: expected one of auto, exhaustive, mcmc, stages"),
+        (
+            ("-m", "llama3-8b", "--method", "guess"),
+            2,
+            "--method: expected one of auto, exhaustive, mcmc, stages, sharding",
+        ),
         (("-m", "llama3-8b", "--devices", "few"), 2, "--devices: expected one of blocks, any"),
         (("-m", "llama3-8b", "--beta", "0"), 2, "--beta must be above 0"),
         (("-m", "llama3-8b", "--beside", "a100:8"), 2, "--beside: chips of several kinds are for --method stages"),
         (("-m", "llama3-8b", "--method", "stages", "--beside", "a100"), 2, "expected hardware and chips"),
         (("-m", "llama3-8b", "--method", "stages", "--form", "best"), 2, "--form best: expected one of"),
         (("-m", "llama3-8b", "--method", "stages", "--plot", "a.svg"), 2, "not there for --method stages"),
+        (("-m", "llama3-8b", "--method", "exhaustive", "--devices", "any"), 2, "looks at blocks of devices"),
         (("-m", "deepseek-v3"), 2, "latent attention is not priced yet"),
         (("-m", "llama3.1-405b", "--gpus", "4"), 3, "no strategy fits"),
         ((*LECTURE[1:-1], "20MB"), 3, "no strategy fits: weights and KV take 0.112 GiB when nothing is held twice"),
