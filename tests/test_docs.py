@@ -51,9 +51,19 @@ def examples() -> list[Example]:
 
 
 HELPS = (
-    "estimate", "sweep", "explain", "compare", "search", "show", "memory", "launch", "validate", "calibrate",
+    "estimate",
+    "sweep",
+    "explain",
+    "compare",
+    "crossover",
+    "search",
+    "show",
+    "memory",
+    "launch",
+    "validate",
+    "calibrate",
     "completion",
-)  # fmt: skip
+)
 EXAMPLES = [example for example in examples() if example.command.startswith("plan ")]
 
 

@@ -113,7 +113,7 @@ def run(
     memory_limit: opt.MemoryLimit = None,
     method: Method = "auto",
     chains: Chains = 4,
-    budget: BudgetOption = 2000,
+    budget: BudgetOption = 1000,
     seed: Seed = 0,
     beta: Beta = None,
     restart: Restart = None,
@@ -176,7 +176,7 @@ def run(
     compared = Comparison(problem, found, template, many)
     pictures: list[tabular.Output] = []
     if plot is not None:
-        from planner.report.plot import timeline_plot  # noqa: PLC0415 (needed for pictures only)
+        from planner.report.timeline import timeline_plot  # noqa: PLC0415 (needed for pictures only)
 
         pictures = [(plot, lambda: timeline_plot(compared, plot))]
     tabular.write_rows(report.rows(compared), csv, json, not no_header, pictures)

@@ -26,6 +26,8 @@ CONTRACT = {
     "--max-context --arrivals --objective --price --memory-limit --memory-fraction --tp --pp --dp --ep --cp "
     "--attention --prefill-attention --ffn --prefill-ffn --max-ttft --max-tpot --max-latency --csv --json --no-header "
     "--quiet --debug --top --jobs": ("sweep",),
+    "--vary --from --to --model --hardware --engine --gpus --isl --osl --concurrency --objective --tp --attention "
+    "--ffn --grid --slice --csv --json --no-header --quiet --debug": ("crossover",),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
     "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --concurrency --weights --kv-cache "
@@ -33,7 +35,9 @@ CONTRACT = {
     "--no-header --quiet --debug": ("launch",),
     "--launch": ("rank",),
     "--placement": ("rank", "estimate"),
-    "--plot": ("rank", "explain"),
+    "--plot": ("rank", "explain", "compare", "sweep"),
+    "--html": ("rank", "explain"),
+    "--placement-svg": ("rank", "explain", "estimate"),
     "--model -m --graph --hardware -H --engine --gpus --phase --isl --osl --concurrency --layers --weights --kv-cache "
     "--memory-limit --method --chains --budget --seed --beta --restart --devices --microbatches --form --beside --jobs "
     "--csv --json --plot --no-header --quiet --debug": ("search",),
@@ -51,6 +55,7 @@ CONTRACT = {
         "sweep",
         "explain",
         "compare",
+        "crossover",
         "launch",
         "calibrate",
         "search",
@@ -83,7 +88,8 @@ def test_every_command_word_runs() -> None:
     words |= {"sweep": ("-m", "llama3-8b", "--gpus", "1,2"), "completion": ("bash",)}
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
-    words |= {"launch": ("-m", "llama3-8b"), "search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
+    words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
+    words |= {"search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
         done = run(name, *words.get(name, ()))
