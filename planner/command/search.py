@@ -16,10 +16,20 @@ from planner.command import options as opt
 from planner.costs.serving import formats_of
 from planner.errors import InputError, PlannerError
 from planner.opgraph.cluster import Cluster, kind_of
-from planner.opgraph.comparing import Comparison, best_template, chip_room, graph_problem, load_of, model_problem, tied
+from planner.opgraph.comparing import (
+    Comparison,
+    Named,
+    best_template,
+    chip_room,
+    graph_problem,
+    load_of,
+    model_problem,
+    tied,
+)
 from planner.opgraph.searching import SLICE, SMALL, Chain, Devices, Outcome, Problem, chains_of, exhaustive, outcome
 from planner.opgraph.sharding import best_grid
 from planner.opgraph.stages import FORMS
+from planner.opgraph.strategies import Strategy
 from planner.opgraph.transformer import PHASES, Phase, from_model
 from planner.report import search as report
 from planner.report import stages as stages_report
@@ -136,17 +146,11 @@ def run(
     """
     opt.check_targets(csv, json, ("--plot", plot), specs=(model, graph, hardware, engine))
     opt.check_plot(plot)
-    opt.choice(method, "--method", METHODS)
-    if plot is not None and method in ("stages", "sharding"):
-        raise InputError(f"--plot {plot}: draws the timeline of a strategy; not there for --method {method}")
-    if method == "exhaustive" and devices != "blocks":
-        raise InputError("--method exhaustive: looks at blocks of devices; leave out --devices")
+    _refuse(graph, layers, method, devices, beside, plot)
     if method == "stages":
         asked = (isl, osl, concurrency, layers, weights, kv_cache, memory_limit, phase)
         _stages(model, graph, hardware, engine, gpus, *asked, microbatches, form, beside, (csv, json, no_header, quiet))
         return
-    if beside is not None:
-        raise InputError("--beside: chips of several kinds are for --method stages")
     problem, what = _problem(
         model, graph, hardware, engine, gpus, phase, isl, osl, concurrency, layers or "4", weights, kv_cache,
         memory_limit,
@@ -164,15 +168,14 @@ def run(
         with Progress("strategy", problem.size, quiet=quiet) as progress:
             found = exhaustive(problem, lambda count: _advance(progress, count))
     else:
-        starts = [] if template is None else [(template.label, template.strategy)]
-        if template is not None:
-            starts.append(("alike operators together", tied(problem, template.strategy)))
-            starts = starts[: 1 + (starts[0][1] != starts[1][1])]
+        starts = _starts(problem, template)
         made = chains_of(problem, chains, budget, seed, None if inverse is None else inverse / MS, restart, starts)
         with Progress("evaluation", budget * len(made), quiet=quiet) as progress:
             found = _chains(problem, made, min(jobs, len(made)), progress)
     if not found.complete:
         opt.warn("interrupted: this is the best so far", quiet)
+    if template is not None and template.cost < found.cost:  # one whose tasks stand on no blocks
+        found = found._replace(strategy=template.strategy, cost=template.cost)
     compared = Comparison(problem, found, template, many)
     pictures: list[tabular.Output] = []
     if plot is not None:
@@ -182,6 +185,34 @@ def run(
     tabular.write_rows(report.rows(compared), csv, json, not no_header, pictures)
     if not opt.is_piped(csv, json) and not quiet:
         report.print_search(compared, what, problem.devices, seed)
+
+
+def _starts(problem: Problem, template: Named | None) -> list[tuple[str, Strategy]]:
+    """The best template, and what comes of it where alike operators change together."""
+    if template is None:
+        return []
+    changed = tied(problem, template.strategy)
+    starts = [(template.label, template.strategy)]
+    return starts if changed == template.strategy else [*starts, ("alike operators together", changed)]
+
+
+def _refuse(
+    graph: str | None, layers: str | None, method: str, devices: str, beside: str | None, plot: str | None
+) -> None:
+    """Refuses options that do not go together.
+
+    Raises:
+        InputError: which.
+    """
+    opt.choice(method, "--method", METHODS)
+    if plot is not None and method in ("stages", "sharding"):
+        raise InputError(f"--plot {plot}: draws the timeline of a strategy; not there for --method {method}")
+    if method == "exhaustive" and devices != "blocks":
+        raise InputError("--method exhaustive: looks at blocks of devices; leave out --devices")
+    if graph is not None and layers is not None:
+        raise InputError(f"--layers {layers}: is for --model; a graph is searched whole")
+    if beside is not None and method != "stages":
+        raise InputError("--beside: chips of several kinds are for --method stages")
 
 
 def _stages(

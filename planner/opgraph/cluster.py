@@ -44,6 +44,10 @@ class Kind(NamedTuple):
 
 def kind_of(graph: Graph, hardware: Hardware, engine: Engine, gpus: int, memory: float) -> Kind:
     """So many chips of one hardware, by whole nodes, or within one."""
+    if hardware.torus is not None:
+        raise InputError(
+            f"--method stages: {hardware.name} is a torus; submeshes are nodes and parts of nodes on switches"
+        )
     domain = hardware.domain or gpus
     if gpus <= domain:
         return Kind(graph, hardware, engine, 1, gpus, memory)

@@ -14,7 +14,8 @@ The assumptions of the simulator, as FlexFlow states them (section 5):
 * A4: the runtime costs nothing: the engine's host time is left out.
 
 Beside them, collectives run as the engine's kernels do, one task for a group; those of different groups, and
-transfers, do not wait for each other's wires.
+transfers, do not wait for each other's wires. On a torus a group is priced as the best box of so many chips, wherever
+its members stand.
 """
 
 from __future__ import annotations

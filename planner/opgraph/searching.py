@@ -37,6 +37,8 @@ TEMPERATURE = 0.06
 """1 / beta as a share of the cost that a chain starts with, where beta is not given."""
 SMALL = 20_000
 """Strategies that are all simulated rather than searched."""
+REMEMBERED = 50_000
+"""Strategies of a chain that are told apart; it is sent to and fro with them."""
 _DRAWS = 200
 
 
@@ -192,7 +194,7 @@ class Chain:
         self.cost = self.best_cost = self.start_cost = inf
         self.beta = beta
         self.evaluations = self.accepted = self.found_at = 0
-        self._since, self._run_best = 0, inf
+        self._since, self._run_best, self._begun = 0, inf, False
         self.distinct: set[int] = {hash(start)}
         """Hashes of the strategies that were looked at."""
 
@@ -211,10 +213,11 @@ class Chain:
         """
         simulation = Simulation(problem.templates, self.strategy)
         loads = problem.loads(self.strategy)
-        if self.start_cost == inf:
+        if not self._begun:
             self.cost = self.best_cost = self.start_cost = self._run_best = simulation.cost
-            if self.beta is None:
-                self.beta = 1.0 / (TEMPERATURE * self.cost) if self.cost else 1.0
+            self._begun = True
+        if self.beta is None and 0 < self.cost < inf:
+            self.beta = 1.0 / (TEMPERATURE * self.cost)
         last = self.evaluations + evaluations
         while self.evaluations < last and not self.done:
             if self.restart and self._since >= self.restart:
@@ -237,7 +240,8 @@ class Chain:
             self.accepted += 1
             return
         proposed = (*self.strategy[:operator], config, *self.strategy[operator + 1 :])
-        self.distinct.add(hash(proposed))
+        if len(self.distinct) < REMEMBERED:
+            self.distinct.add(hash(proposed))
         new = dict(problem.held(operator, config))
         for device, size in problem.held(operator, before).items():
             new[device] = new.get(device, 0.0) - size

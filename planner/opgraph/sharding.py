@@ -322,7 +322,10 @@ def best_grid(graph: Graph, machine: Machine, memory: float = inf) -> OnMesh:
     """
     prices, found, others = Prices(graph, machine), [], []
     refused: NoPlanError | None = None
+    boxes = machine.placement.torus_groups
     for view in views(machine.devices):
+        if boxes and not {view.first, view.second} <= boxes.keys() | {1}:
+            continue  # on a torus, rows and columns must be boxes
         options = Options(graph, machine, view, prices)
         try:
             found.append((ilp(options, memory), options))

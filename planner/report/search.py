@@ -148,7 +148,7 @@ def _why(own: Spent, template: Spent) -> str:
     texts = [
         f"{names[name]} {short(getattr(own, name) / MS, 3)} instead of {short(getattr(template, name) / MS, 3)} ms"
         for gain, name in gains
-        if gain > 0.02 * (template.step - own.step)
+        if gain > 0.1 * (template.step - own.step)
     ]
     return " and ".join(texts) or "more of it runs at once"
 
