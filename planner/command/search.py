@@ -34,6 +34,7 @@ from planner.opgraph.transformer import PHASES, Phase, from_model
 from planner.report import search as report
 from planner.report import stages as stages_report
 from planner.report import tabular
+from planner.report.figures import plural
 from planner.report.progress import Progress
 from planner.specs.catalog import load_graph, load_machine, load_model
 from planner.units import MS, parse_bytes
@@ -261,7 +262,7 @@ def _stages(
     csv, json, no_header, quiet = output
     tabular.write_rows(stages_report.rows(cluster, found), csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
-        work = "" if graph is not None else f", {phase} of {each} {'request' if each == 1 else 'requests'}"
+        work = "" if graph is not None else f", {phase} of {plural(each, 'request')}"
         stages_report.print_stages(cluster, found, wanted, microbatches, work)
 
 
@@ -317,9 +318,9 @@ def _problem(
     wanted = _layers(layers, spec.layers)
     problem = model_problem(spec, machine, software, gpus, formats, load, wanted, memory, placed)
     work = (
-        f"a decode step of {concurrency} requests at {load.context} tokens"
+        f"a decode step of {plural(concurrency, 'request')} at {load.context} tokens"
         if kind == "decode"
-        else f"the prefill of {concurrency} prompts of {load.context} tokens"
+        else f"the prefill of {plural(concurrency, 'prompt')} of {load.context} tokens"
     )
     return problem, (
         f"{problem.graph.name} ({formats.weights.name}) on {problem.machine.devices} x {machine.name}, engine "

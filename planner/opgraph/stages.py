@@ -111,7 +111,9 @@ def partition(costs: Costs, form: Form = "inference", microbatches: int = 1) -> 
     """
     found = _by_stages(costs) if form == "inference" else _by_bound(costs, microbatches)
     if found is None:
-        raise NoPlanError("stages: nothing fits: no stage of these chips holds what would be its part; more chips")
+        raise NoPlanError(
+            "stages: nothing fits on these chips; more of them, fewer requests, or a larger --memory-limit"
+        )
     return found
 
 

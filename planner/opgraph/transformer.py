@@ -181,11 +181,13 @@ def from_model(
         ranks: chips there are: an operator's parameters are split at most so many ways.
 
     Raises:
-        InputError: latent or linear attention, which are not priced, or no such layers.
+        InputError: latent or linear attention, which are not priced, no such layers, or a context that is too long.
     """
     if model.attention.latent is not None or model.linear is not None:
         kind = "latent" if model.attention.latent is not None else "linear"
         raise InputError(f"{model.name}: {kind} attention is not priced yet (but in `plan memory`)")
+    if load.context > model.max_context:
+        raise InputError(f"{load.context} tokens: {model.name} attends to at most {model.max_context}")
     total = model.layers if layers is None else layers
     if not 1 <= total <= model.layers:
         raise InputError(f"--layers {total}: {model.name} has 1 to {model.layers}")

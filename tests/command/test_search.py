@@ -108,6 +108,8 @@ def test_shardings_on_all_grids_of_a_mesh() -> None:
         (("-m", "llama3-8b", "--method", "stages", "--form", "best"), 2, "--form best: expected one of"),
         (("-m", "llama3-8b", "--method", "stages", "--plot", "a.svg"), 2, "not there for --method stages"),
         (("-m", "llama3-8b", "--method", "exhaustive", "--devices", "any"), 2, "looks at blocks of devices"),
+        (("-m", "llama3-8b", "--isl", "9000"), 2, "9128 tokens: llama3-8b attends to at most 8192"),
+        (("--graph", "lenet", "--layers", "2"), 2, "--layers 2: is for --model"),
         (("-m", "deepseek-v3"), 2, "latent attention is not priced yet"),
         (("-m", "llama3.1-405b", "--gpus", "4"), 3, "no strategy fits"),
         ((*LECTURE[1:-1], "20MB"), 3, "no strategy fits: weights and KV take 0.112 GiB when nothing is held twice"),
