@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 from math import inf
 
@@ -116,6 +117,13 @@ def test_the_integer_programme_equals_every_possibility(seed: int) -> None:
     assert tight.bytes <= memory * (1 + 1e-6)
     with pytest.raises(NoPlanError, match="the least that they hold"):
         ilp(options, min(held.values()) * 0.9)
+
+
+def test_without_scipy_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    problem = shipped("lenet", 4)
+    with pytest.raises(InputError, match=r"needs scipy: pip install 'parallel-strategy-planner\[search\]'"):
+        ilp(Options(problem.graph, problem.machine, View(2, 2)))
 
 
 def test_along_a_chain_the_programmes_agree() -> None:
