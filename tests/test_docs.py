@@ -56,6 +56,7 @@ HELPS = (
     "explain",
     "compare",
     "crossover",
+    "search",
     "show",
     "memory",
     "launch",

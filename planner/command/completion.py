@@ -14,7 +14,7 @@ import typer
 from planner.command import COMMANDS, command_of
 from planner.command import options as opt
 from planner.points import CHOICES
-from planner.specs.catalog import ENGINES, HARDWARE, MODELS, Family, names, other_names
+from planner.specs.catalog import ENGINES, GRAPHS, HARDWARE, MODELS, Family, names, other_names
 
 _BASH = """\
 # bash completion of plan; in ~/.bashrc: eval "$(plan completion bash)"
@@ -123,7 +123,11 @@ VALUES: dict[str, Callable[[str], Iterable[str]]] = {
     "--hardware": _family(HARDWARE),
     "-H": _family(HARDWARE),
     "--engine": _family(ENGINES),
+    "--graph": _family(GRAPHS),
     "--by": _groups,
+    "--phase": _always(("decode", "prefill")),
+    "--form": _always(("inference", "training")),
+    "--method": _always(("auto", "exhaustive", "mcmc", "stages", "sharding")),
     **{f"--{name.replace('_', '-')}": _always(allowed) for name, allowed in CHOICES.items()},
 }
 """What an option takes, by its name; the argument is what has been typed of it."""

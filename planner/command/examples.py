@@ -84,6 +84,17 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "crossover -m palm-62b -H tpu-v4 --gpus 32 --tp 32\n--isl 1984 --osl 64 --vary tokens --to 1000000",
         ),
     ),
+    "search": (
+        Example("how far the best template is from the optimum", "search -m llama3-70b --gpus 16"),
+        Example(
+            "in prefill, with a picture of the timeline",
+            "search -m llama3-8b --gpus 4 --phase prefill\n--concurrency 4 --plot timeline.svg",
+        ),
+        Example(
+            "the small problem of the lecture, all strategies",
+            "search --graph two-towers -H h100-pairs --gpus 4\n--memory-limit 64MB",
+        ),
+    ),
     "launch": (
         Example("the line that starts a plan", "launch -m llama3-70b --plan TP8"),
         Example("two nodes, by address", "launch -m llama3-70b --plan TP8xPP2\n--hosts 10.0.0.1,10.0.0.2"),

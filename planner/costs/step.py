@@ -210,7 +210,7 @@ def _launched(replica: Replica, work: Pass, layer: Parts) -> Parts:
 
 def priced(replica: Replica, operation: Operation) -> Parts:
     """Seconds of an operation's kernels as the engine runs them, by what they wait for."""
-    parts = _operation(replica.hardware, _as_run(replica, operation))
+    parts = _operation(replica.hardware, as_run(replica.model, replica.engine, replica.formats, operation))
     return replica.term(operation.name, parts, partial(_work, replica.hardware, operation))
 
 
@@ -238,10 +238,10 @@ def _traffic(replica: Replica, transfer: Transfer) -> Work:
     )
 
 
-def _as_run(replica: Replica, operation: Operation) -> Operation:
+def as_run(model: Model, engine: Engine, formats: Formats, operation: Operation) -> Operation:
     """The operation as the engine's kernels run it: weights that are converted on the fly, attention by groups."""
-    engine, attention = replica.engine, replica.model.attention
-    traffic = engine.weight_traffic.get(replica.formats.weights.name)
+    attention = model.attention
+    traffic = engine.weight_traffic.get(formats.weights.name)
     layered = operation.kind in ("gemm", "grouped_gemm") and operation.place == "layer"  # the head is not quantised
     if traffic is not None and layered:
         return operation._replace(weight_bytes=operation.weight_bytes * traffic)

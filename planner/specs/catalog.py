@@ -19,9 +19,10 @@ from planner.errors import InputError, SpecError
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
+from planner.specs.opgraph import OperatorGraph
 from planner.specs.structure import trusted, validated
 
-Spec = TypeVar("Spec", Model, Hardware, Engine)
+Spec = TypeVar("Spec", Model, Hardware, Engine, OperatorGraph)
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACKAGE = Path(__file__).resolve().parent.parent
 _KERNEL = ("kernel", "op", "level", "algorithm")  # what makes two rows of a hardware file the same
@@ -45,6 +46,7 @@ class Family(NamedTuple, Generic[Spec]):
 MODELS: Family[Model] = Family("model", "models", Model)
 HARDWARE: Family[Hardware] = Family("hardware", "hardware", Hardware)
 ENGINES: Family[Engine] = Family("engine", "engines", Engine)
+GRAPHS: Family[OperatorGraph] = Family("graph", "graphs", OperatorGraph)
 
 
 def load_model(name: str | Path) -> Model:
@@ -83,6 +85,15 @@ def load_engine(name: str | Path) -> Engine:
         InputError: as `load_model`.
     """
     return _load(ENGINES, str(name))
+
+
+def load_graph(name: str | Path) -> OperatorGraph:
+    """An operator graph by name or path.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    return _load(GRAPHS, str(name))
 
 
 def load_machine(hardware: str | Path, engine: str | Path | None = None) -> tuple[Hardware, Engine]:
@@ -163,6 +174,8 @@ def _family_of_file(path: Path, seen: tuple[Path, ...] = ()) -> Family[Any]:
                     return family
     if "chip" in raw or "network" in raw:
         return HARDWARE
+    if "operators" in raw:
+        return GRAPHS
     return ENGINES if "scheduler" in raw or "host" in raw else MODELS
 
 

@@ -38,6 +38,9 @@ CONTRACT = {
     "--plot": ("rank", "explain", "compare", "sweep"),
     "--html": ("rank", "explain"),
     "--placement-svg": ("rank", "explain", "estimate"),
+    "--model -m --graph --hardware -H --engine --gpus --phase --isl --osl --concurrency --layers --weights --kv-cache "
+    "--memory-limit --method --chains --budget --seed --beta --restart --devices --microbatches --form --beside --jobs "
+    "--csv --json --plot --no-header --quiet --debug": ("search",),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),
@@ -55,6 +58,7 @@ CONTRACT = {
         "crossover",
         "launch",
         "calibrate",
+        "search",
         "models",
         "hardware",
         "engines",
@@ -85,7 +89,7 @@ def test_every_command_word_runs() -> None:
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
     words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
-    words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
+    words |= {"search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
         done = run(name, *words.get(name, ()))

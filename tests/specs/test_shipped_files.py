@@ -16,13 +16,13 @@ from planner import Hardware, Model, estimate, load_engine, load_hardware, load_
 from planner.costs.collectives import Network
 from planner.plans.placement import Placement
 from planner.specs import catalog
-from planner.specs.catalog import ENGINES, HARDWARE, MODELS, Family, names
+from planner.specs.catalog import ENGINES, GRAPHS, HARDWARE, MODELS, Family, names
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
 from planner.specs.fields import Provenance
 from planner.specs.hardware import KINDS, LATENT_KINDS, STAND_INS
 from planner.specs.structure import trusted, validated
 
-FILES = [(family, name) for family in (MODELS, HARDWARE, ENGINES) for name in names(family)]
+FILES = [(family, name) for family in (MODELS, HARDWARE, ENGINES, GRAPHS) for name in names(family)]
 PAIRS = list(product(names(HARDWARE), names(ENGINES)))
 of_every_file = pytest.mark.parametrize(("family", "name"), FILES, ids=[f"{f.folder}/{name}" for f, name in FILES])
 of_every_model = pytest.mark.parametrize("name", names(MODELS))
