@@ -250,7 +250,7 @@ def test_defaults_are_options() -> None:
         ({"ffn": "2d", "grid": "4"}, "'4' is not a grid: expected chips as X x YZ or X x Y x Z, as 4x16 or 4x4x4"),
         ({"plan": "TP8/2d:2x4", "grid": "4x2"}, "grid contradicts the plan TP8/2d:2x4"),
         ({"plan": "TP8/2d:2x4", "ffn": "1d"}, "ffn contradicts the plan TP8/2d:2x4"),
-        ({"attention": "rows"}, "attention must be one of heads, batch, found 'rows'"),
+        ({"attention": "rows"}, "attention must be one of heads, batch, a product as heads4xbatch2, found 'rows'"),
         ({"price": "cheap"}, "price must be a number, found 'cheap'"),
         ({"price": 0}, "price must be above 0, found 0"),
         ({"memory_limit": "lots"}, "'lots' is not a size of memory: expected a positive number with a unit"),

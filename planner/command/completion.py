@@ -107,6 +107,11 @@ def _any_name(begun: str) -> list[str]:
     return [name for family in (MODELS, HARDWARE, ENGINES) for name in _family(family)(begun)]
 
 
+def _words(allowed: Sequence[str]) -> tuple[str, ...]:
+    """Those of the choices that can be typed: a sentence stands for more than can be listed."""
+    return tuple(word for word in allowed if " " not in word)
+
+
 def _always(allowed: Sequence[str]) -> Callable[[str], Sequence[str]]:
     return lambda _: allowed
 
@@ -128,7 +133,7 @@ VALUES: dict[str, Callable[[str], Iterable[str]]] = {
     "--phase": _always(("decode", "prefill")),
     "--form": _always(("inference", "training")),
     "--method": _always(("auto", "exhaustive", "mcmc", "stages", "sharding")),
-    **{f"--{name.replace('_', '-')}": _always(allowed) for name, allowed in CHOICES.items()},
+    **{f"--{name.replace('_', '-')}": _always(_words(allowed)) for name, allowed in CHOICES.items()},
 }
 """What an option takes, by its name; the argument is what has been typed of it."""
 _ARGUMENTS: dict[str, Callable[[str], Iterable[str]]] = {"show": _any_name, "completion": _always(tuple(SCRIPTS))}

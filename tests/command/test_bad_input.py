@@ -108,7 +108,7 @@ OF_ESTIMATE: list[tuple[str, str, tuple[str, ...]]] = [
     ("--plan", "nonsense", ("'nonsense'", "TP8xPP2xDP2")),
     ("--plan", "TP0", ("'TP0'", "TP8xPP2xDP2")),
     ("--plan", "TP2xTP4", ("each once",)),
-    ("--plan", "TP2/tails", ("/heads or /batch",)),
+    ("--plan", "TP2/tails", ("/heads, /batch or a product as /heads4xbatch2",)),
     ("--plan", "", ("plan",)),
     ("--tp", "4,8", ("4,8", "one plan", "--points")),
 ]

@@ -78,8 +78,9 @@ def test_lists_are_completed_behind_the_last_comma() -> None:
 @pytest.mark.parametrize("name", sorted(CHOICES))
 def test_choices_that_are_offered_are_accepted(name: str) -> None:
     option = f"--{name.replace('_', '-')}"
-    assert offered(f"plan {option} ") == list(CHOICES[name])
-    for word in CHOICES[name]:
+    words = offered(f"plan {option} ")
+    assert words == [word for word in CHOICES[name] if " " not in word]  # a sentence stands for words without end
+    for word in words:
         done = run("-m", "llama3-8b", "--gpus", "1", option, word, "--csv", "-")
         assert "expected" not in done.err  # a chip may still lack the arithmetic
 

@@ -268,7 +268,9 @@ def test_a_value_that_a_filter_names_twice_counts_once() -> None:
 
 def test_attention_filters_choose_how_attention_is_sharded() -> None:
     words = ("--model", "llama3-8b", "--gpus", "4", "--engine", "ideal", "--tp", "4", "--top", "0")
-    assert {row["attention"] for row in as_json(*words)} == {"heads", "batch"}
+    products = {"batch4", "seq4", "heads2xbatch2", "heads2xseq2", "batch2xseq2"}
+    assert {row["attention"] for row in as_json(*words)} == {"heads", "batch"} | products
+    assert {row["plan"] for row in as_json(*words, "--attention", "heads2xseq2")} == {"TP4/heads2xseq2"}
     rows = as_json(*words, "--attention", "batch", "--prefill-attention", "heads")
     assert {(row["attention"], row["prefill_attention"]) for row in rows} == {("batch", "heads")}
 
