@@ -16,7 +16,7 @@ from planner.explaining.breakdown import breakdown
 from planner.units import GIB, MS
 
 LWM_CACHE = 524_288 * 1_000_000  # bytes of a million tokens: 488 GiB
-MILLION = {"isl": 999_744, "osl": 256, "hardware": "h100", "engine": "ideal"}
+MILLION: dict[str, Any] = {"isl": 999_744, "osl": 256, "hardware": "h100", "engine": "ideal"}
 
 
 @cache

@@ -93,6 +93,11 @@ assert IDEAL.embedding_all_reduce
 assert not LECTURE.embedding_all_reduce
 
 
+def words(structure: Structure) -> str:
+    """What a structure is called in the name of a test."""
+    return "/".join(structure[:4])
+
+
 def exactly(value: Any) -> Any:
     return pytest.approx(value, rel=1e-12, abs=0)
 
@@ -561,7 +566,7 @@ def ran(name: str, tp: int, pp: int, structure: Structure, lecture: bool = False
 every_split = pytest.mark.parametrize(
     ("name", "tp", "pp", "structure"),
     [
-        pytest.param(name, tp, pp, structure, id=f"{name}-TP{tp}xPP{pp}-{'/'.join(structure[:4])}")
+        pytest.param(name, tp, pp, structure, id=f"{name}-TP{tp}xPP{pp}-{words(structure)}")
         for name in MODELS
         for tp in (1, 2, 4)
         for pp in (1, 2)
@@ -606,9 +611,7 @@ def test_every_device_sends_the_counted_bytes(name: str, tp: int, pp: int, struc
     check_bytes_sent(ran(name, tp, pp, structure))
 
 
-@pytest.mark.parametrize(
-    "structure", [OVER_HEADS, OVER_BATCH, ALL_OVER_BATCH], ids=lambda structure: "/".join(structure[:4])
-)
+@pytest.mark.parametrize("structure", [OVER_HEADS, OVER_BATCH, ALL_OVER_BATCH], ids=words)
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_an_engine_without_an_embedding_all_reduce_sends_none(tp: int, structure: Structure) -> None:
     run = ran(PLAIN.name, tp, 2, structure, lecture=True)
@@ -751,7 +754,7 @@ def test_seconds_of_a_pass_on_bare_wires_are_the_bytes_sent(name: str, tp: int, 
 # -------------------------------------------------------------------------------------------------- chunks, remainders
 
 
-@pytest.mark.parametrize("structure", [OVER_HEADS, ALL_OVER_BATCH], ids=lambda structure: "/".join(structure[:4]))
+@pytest.mark.parametrize("structure", [OVER_HEADS, ALL_OVER_BATCH], ids=words)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_a_prompt_in_two_chunks_reads_its_kv_back_as_counted(name: str, tp: int, structure: Structure) -> None:
@@ -775,7 +778,7 @@ def test_a_prompt_in_two_chunks_reads_its_kv_back_as_counted(name: str, tp: int,
 
 
 @pytest.mark.parametrize("requests", [1, 3, 5, 6])
-@pytest.mark.parametrize("structure", [OVER_BATCH, ALL_OVER_BATCH], ids=lambda structure: "/".join(structure[:4]))
+@pytest.mark.parametrize("structure", [OVER_BATCH, ALL_OVER_BATCH], ids=words)
 def test_requests_that_do_not_divide_fill_the_fullest_rank(requests: int, structure: Structure) -> None:
     tp, model = 4, MODELS["two KV heads"]
     run = ran(model.name, tp, 1, structure, requests=requests)
@@ -795,7 +798,7 @@ def test_requests_that_do_not_divide_fill_the_fullest_rank(requests: int, struct
 
 
 @pytest.mark.parametrize("requests", [1, 3, 5, 6])
-@pytest.mark.parametrize("structure", [OVER_BATCH, ALL_OVER_BATCH], ids=lambda structure: "/".join(structure[:4]))
+@pytest.mark.parametrize("structure", [OVER_BATCH, ALL_OVER_BATCH], ids=words)
 def test_requests_that_do_not_divide_fill_the_port_of_the_fullest_rank(requests: int, structure: Structure) -> None:
     # An all-to-all ends when the rank with the most requests has received (or sent back) all of theirs.
     model = MODELS["two KV heads"]

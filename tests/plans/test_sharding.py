@@ -146,3 +146,11 @@ def test_a_plan_estimated_alone_is_as_it_was_ranked(model: str) -> None:
         )
         for name in ("ttft_ms", "tpot_ms", "tokens_per_s", "kv_capacity_tokens"):
             assert alone[name] == pytest.approx(row[name], rel=1e-9), (row["plan"], name)
+
+
+@pytest.mark.parametrize(("engine", "most"), [(VLLM, 3500), (SGLANG, 2500), (IDEAL, 20000)])
+def test_many_chips_are_not_looked_at_in_every_shape(engine: Engine, most: int) -> None:
+    """Of 512 chips 100,000 shapes and more could be made."""
+    allowed, refusals = enumerate_plans(DEEPSEEK, engine, Placement.of(load_hardware("h100-sxm"), 512), Filters())
+    assert 500 < len(allowed) + len(refusals) < most
+    assert len({item.plan.label for item in refusals}) == len(refusals)
