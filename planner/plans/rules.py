@@ -63,7 +63,7 @@ def tp_allowed(
     return _misaligned(model, engine, tp, weights or model.weights, groups, ep)
 
 
-def group_parts(plan: Plan) -> tuple[int, int, int]:
+def _group_parts(plan: Plan) -> tuple[int, int, int]:
     """(groups of data-parallel attention, ep, ranks along a sequence), 1 where they do not divide the ranks."""
     _, groups, sequence = plan.sharding
     fit = plan.tp % (groups * sequence) == 0
@@ -122,7 +122,7 @@ def shape_refusal(model: Model, engine: Engine, plan: Plan, weights: str | None 
 
 
 def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None) -> str | None:
-    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], *group_parts(plan))
+    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], *_group_parts(plan))
     if reason is None:
         return None
     valid = [tp for tp in range(1, most_ranks(model, engine) + 1) if tp_allowed(model, engine, tp, weights) is None]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from planner.plans.placement import Mesh, Placement
 from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of
-from planner.plans.rules import group_parts, most_ranks, refusal, sharding_refusal, tp_allowed
+from planner.plans.rules import most_ranks, refusal, shape_refusal, sharding_refusal
 from planner.plans.sharding import WORDS, Sharding, implied_prefill
 from planner.specs.engine import Engine
 from planner.specs.model import Model
@@ -94,13 +94,13 @@ def _candidates(
 
 
 def _bare(model: Model, engine: Engine, placement: Placement, tp: int, weights: str | None) -> Callable[[Plan], bool]:
-    """Whether a plan of so many ranks is refused for them alone, however deep its pipeline is; a shape asked once."""
-    known: dict[tuple[int, ...], bool] = {}
+    """Whether a plan of so many ranks is refused for its shape alone, however deep its pipeline; each asked once."""
+    known: dict[Plan, bool] = {}
 
     def asked(plan: Plan) -> bool:
-        shape = plan.axes[0], *group_parts(plan)
+        shape = plan._replace(pp=1, dp=1)
         if shape not in known:
-            known[shape] = tp > placement.usable or tp_allowed(model, engine, tp, weights, *shape) is not None
+            known[shape] = tp > placement.usable or shape_refusal(model, engine, shape, weights) is not None
         return known[shape]
 
     return asked
