@@ -170,6 +170,10 @@ def _layouts(
     weights cost what the activations of thousands of tokens do. Grids that move more than `SLACK` times the bytes of
     the best one are left out unless they are named.
     """
+    named = filters.ffn or filters.prefill_ffn or filters.grid
+    if not named and (model.experts is not None or model.attention.latent is not None):
+        yield "1d", "1d", ""  # others are not counted for experts and latent attention (`rules`)
+        return
     own = filters.ffn or tuple(name for name in engine.ffn if name in ("1d", "2d"))
     prefills = filters.prefill_ffn or engine.ffn
     found = False
