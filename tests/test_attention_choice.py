@@ -13,6 +13,7 @@ from planner import plan as ranked
 from planner.costs.experts import Spread
 from planner.costs.layers import Pass
 from planner.explaining.breakdown import breakdown
+from planner.request import Objective
 from planner.units import GIB, MS
 
 LWM_CACHE = 524_288 * 1_000_000  # bytes of a million tokens: 488 GiB
@@ -21,7 +22,7 @@ MILLION: dict[str, Any] = {"isl": 999_744, "osl": 256, "hardware": "h100", "engi
 
 @cache
 def node(model: str, concurrency: int) -> dict[str, dict[str, Any]]:
-    goal = "throughput" if concurrency > 1 else "latency"
+    goal: Objective = "throughput" if concurrency > 1 else "latency"
     filters = Filters(tp=(8,), pp=(1,))
     found = ranked(
         model, gpus=8, hardware="h200", engine="sglang", objective=goal, isl=1024, osl=256,
