@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from planner.command import diffusion
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import InputError, NoPlanError
@@ -35,6 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    ctx: typer.Context,
     model: opt.Model,
     plan: PlanLabel = None,
     hardware: opt.Hardware = "h100",
@@ -68,6 +70,11 @@ def run(
     ffn: opt.Ffn = None,
     prefill_ffn: opt.PrefillFfn = None,
     grid: opt.Grid = None,
+    image: opt.Image = None,
+    frames: opt.Frames = None,
+    steps: opt.Steps = None,
+    warmup: opt.Warmup = None,
+    parallel_vae: opt.ParallelVae = False,
     slice_: opt.Slice = None,
     csv: opt.Csv = None,
     json: opt.Json = None,
@@ -82,6 +89,8 @@ def run(
     """Where the time and the memory of a plan go, by operation; the one change that would help most; the runner-up."""
     opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
     opt.check_plot(plot)
+    if diffusion.is_asked(ctx):
+        return diffusion.explain(ctx)
     only = None if plan is None else Plan.parse(plan)
     request = request_of(
         model,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.command import COMMANDS
+from planner.command import COMMANDS, diffusion
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import NoPlanError
@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    ctx: typer.Context,
     model: opt.Model,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
@@ -65,6 +66,17 @@ def run(
     ffn: opt.Ffn = None,
     prefill_ffn: opt.PrefillFfn = None,
     grid: opt.Grid = None,
+    image: opt.Image = None,
+    frames: opt.Frames = None,
+    steps: opt.Steps = None,
+    warmup: opt.Warmup = None,
+    cfg: opt.Cfg = None,
+    ulysses: opt.Ulysses = None,
+    ring: opt.Ring = None,
+    pipefusion: opt.PipeFusion = None,
+    patches: opt.Patches = None,
+    exact: opt.Exact = False,
+    parallel_vae: opt.ParallelVae = False,
     slice_: opt.Slice = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Rows to show or write; 0 = all.")] = 10,
     csv: opt.Csv = None,
@@ -91,6 +103,8 @@ def run(
     """Rank every way to split a model over these chips."""
     opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
     opt.check_plot(plot)
+    if diffusion.is_asked(ctx):
+        return diffusion.rank(ctx)
     request = request_of(
         model,
         hardware,

@@ -7,7 +7,7 @@ nccl-tests doc/PERFORMANCE.md for the factors, Pope et al. 2022 appendix A.1, th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from planner.costs.pnorm import pnorm
 from planner.costs.weights import Num
 from planner.errors import InputError
 from planner.plans.placement import Placement, TorusGroup
-from planner.specs.engine import Engine
+from planner.specs.engine import CollectiveRule
 from planner.specs.hardware import CollectiveKernel
 from planner.units import KIB, US
 
@@ -65,11 +65,23 @@ class Team(NamedTuple):
     """On a torus, where they are a part of a tensor-parallel group; none = the best box of so many chips."""
 
 
+class Software(Protocol):
+    """What of an engine decides collectives."""
+
+    @property
+    def name(self) -> str:
+        """Its name, for errors."""
+
+    @property
+    def collectives(self) -> tuple[CollectiveRule, ...]:
+        """Which kernel runs what; the first rule that fits counts."""
+
+
 class Network(NamedTuple):
     """A placement with the engine that uses it: prices transfers. Group sizes are few, so each is priced apart."""
 
     placement: Placement
-    engine: Engine
+    engine: Software
 
     def price(self, transfer: Transfer, groups: Groups) -> Num:
         """Seconds of a transfer's collectives, `times` of them, in groups of these sizes (one group a row)."""
