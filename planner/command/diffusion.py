@@ -20,8 +20,8 @@ OURS = frozenset((
 """Options of diffusion transformers only."""
 SHARED = frozenset((
     "model", "plan", "hardware", "engine", "gpus", "objective", "weights", "price", "memory_limit", "memory_fraction",
-    "max_latency", "tp", "dp", "slice_", "top", "csv", "json", "no_header", "rejected", "launch", "quiet", "debug",
-    "version",
+    "max_latency", "tp", "dp", "slice_", "top", "plot", "csv", "json", "no_header", "rejected", "launch", "quiet",
+    "debug", "version",
 ))  # fmt: skip
 """Options that mean the same for both kinds of model."""
 ENGINE = "xdit"
@@ -42,6 +42,10 @@ def is_asked(ctx: typer.Context) -> bool:
     }
     if is_diffusion(model):
         for name, flag in given.items():
+            if name == "plot" and ctx.info_name != "plan diagnose":
+                raise InputError(
+                    f"--plot draws language models here; of {model} `plan diagnose --plot` draws the roofline"
+                )
             if name not in OURS | SHARED:
                 raise InputError(
                     f"{flag} belongs to language models; {model} is a diffusion transformer, which takes --image, "

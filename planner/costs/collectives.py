@@ -128,6 +128,21 @@ class Network(NamedTuple):
         level = min(int(crossing), len(self.placement.hardware.network) - 1)
         return self._on_level("send", level, Team(2), np.atleast_1d(np.asarray(size, dtype=float)))
 
+    def neighbours(self, size: float, stride: int, ranks: int) -> float:
+        """Seconds in which each of `ranks` ranks, `stride` chips apart, sends `size` bytes to the next one.
+
+        Where that leaves a domain, `stride` streams (one for each group beside this one) cross its boundary at once,
+        over all cards that it has, and none is faster than a chip's own port.
+        """
+        inner = float(self.send(size, 0)[0])
+        level = int(self.placement.span(np.asarray(ranks * stride)))
+        if level == 0 or self.placement.slice is not None:
+            return inner
+        network = self.placement.hardware.network
+        below = network[level - 1].chips or 1
+        share = 1.0 if network[level].nics_per_node is None else min(stride, below) / below
+        return max(inner, float(self.send(size * share, level)[0]))
+
     def least(self, op: str, groups: Groups, size: Num) -> Array:
         """Seconds that the wires alone want for a collective (see `over`): no latency, every wire at its full rate.
 

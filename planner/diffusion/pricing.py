@@ -133,22 +133,6 @@ def transfer_seconds(setting: Setting, op: str, ranks: int, stride: int, size: f
     return float(setting.network.seconds(op, ranks if inside else extent, size))
 
 
-def send_seconds(setting: Setting, size: float, stride: int, ranks: int) -> float:
-    """Seconds in which each rank sends to the next of `ranks` ranks, `stride` chips further on.
-
-    Where that leaves a domain, `stride` streams cross its boundary at once, over all cards that it has.
-    """
-    inner = float(setting.network.send(size, 0)[0])
-    extent = ranks * stride
-    level = int(setting.placement.span(np.asarray(extent)))
-    if level == 0 or setting.placement.slice is not None:
-        return inner
-    below = setting.hardware.network[level - 1].chips or 1
-    streams = min(stride, below)
-    share = streams / below if setting.hardware.network[level].nics_per_node is not None else 1.0
-    return max(inner, float(setting.network.send(size * share, level)[0]))
-
-
 class _Block(NamedTuple):
     """One block of a kind on one rank."""
 
@@ -251,7 +235,7 @@ def _attend(setting: Setting, counted: Counted, rows: Rows, split: Split) -> tup
     ring = split.ring
     piece = _price(setting, first._replace(flops=first.flops * padded / ring))
     each = ring_bytes(setting.model, rows, split)
-    hop = send_seconds(setting, each, split.tp * split.ulysses, ring)
+    hop = setting.network.neighbours(each, split.tp * split.ulysses, ring)
     items[first.name] = piece * ring
     exposed = max(0.0, hop - float(piece.total))
     items["ring"] = Parts(network=exposed * (ring - 1), overhead=setting.sampler.host.hop_us * US * (ring - 1))
@@ -280,7 +264,7 @@ def latency_of(setting: Setting, split: Split) -> Latency:
     hidden, sent, parts, items = slowest.hidden, slowest.sent, slowest.parts, dict(slowest.items)
     stride = split.tp * split.sequence
     if split.pipefusion > 1:
-        move = send_seconds(setting, patch_bytes(model, patch) * _handed(model, split), stride, split.pipefusion)
+        move = setting.network.neighbours(patch_bytes(model, patch) * _handed(model, split), stride, split.pipefusion)
         seen = max(0.0, move - float(parts.total))
         items["patches"] = Parts(network=seen)
         parts, hidden = parts + Parts(network=seen), hidden + move - seen
@@ -309,7 +293,7 @@ def latency_of(setting: Setting, split: Split) -> Latency:
     exchange = 0.0
     if split.cfg == 2:
         chips = split.replica_chips // 2
-        exchange = job.steps * send_seconds(setting, latent_bytes(model, job), chips, 2)
+        exchange = job.steps * setting.network.neighbours(latent_bytes(model, job), chips, 2)
         items["CFG exchange"] = Parts(network=exchange)
         sent += latent_bytes(model, job)
     text, vae = _text(setting), _decode(setting, split)
@@ -337,7 +321,7 @@ def _warmup(setting: Setting, split: Split, stages: list[list[tuple[Block, int]]
     for index, blocks in enumerate(stages):
         total = total + pass_of(setting, serial, blocks, rows, ends=index == 0).parts
     if split.pipefusion > 1:
-        move = send_seconds(setting, patch_bytes(setting.model, rows), split.tp * split.sequence, split.pipefusion)
+        move = setting.network.neighbours(patch_bytes(setting.model, rows), split.tp * split.sequence, split.pipefusion)
         total = total + Parts(network=move * (split.pipefusion - 1))
     if split.distrifusion > 1:
         size = 2 * rows.all * split.distrifusion * setting.model.hidden * ACTIVATION_BYTES
