@@ -78,7 +78,7 @@ def _spot(request: Request, setting: Setting) -> Spot:
 def _reach(setting: Setting) -> Dependency:
     """What a patch needs fresh: itself. It looks at all others, but those of the step before do."""
     rows = grid_of(setting.model, setting.job).rows
-    patches = max([count for count in PATCHES if rows % count == 0], default=1)
+    patches = max(count for count in range(1, max(PATCHES) + 1) if rows % count == 0)
     share = 1.0 / patches
     why = (
         f"all patches are known and look both ways; only the patch itself (1 of {patches}) must be of this "

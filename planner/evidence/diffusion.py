@@ -17,7 +17,8 @@ from zlib import crc32
 from planner.diffusion.job import job_of
 from planner.diffusion.plan import Split
 from planner.diffusion.pricing import Setting, latency_of
-from planner.diffusion.ranking import NoneLeftError, Request, rank
+from planner.diffusion.ranking import Priced, Request, priced_or_refused
+from planner.diffusion.rules import Filters, splits
 from planner.errors import InputError
 from planner.evidence.comparison import Comparison
 from planner.plans.placement import Placement
@@ -141,20 +142,18 @@ def _times(row: Row, chips: int) -> dict[str, float]:
     setting = setting_of(row, chips)
     alone = row["scope"] == "backbone"  # images so large were measured without their decoder
     request = Request(setting.model, setting.hardware, setting.sampler, chips, setting.job, parallel_vae=alone)
-    try:
-        rows = rank(request).rows
-    except NoneLeftError as error:
-        raise InputError(f"diffusion_picks.csv, case {row['case']}: {error}") from None
     times: dict[str, float] = {}
-    for one in rows:
-        if one["dp"] == 1 and one["idle_gpus"] == 0:
-            label = _bare(str(one["plan"]))
-            time = float(one["latency_ms"]) - (float(one["text_ms"]) + float(one["vae_ms"]) if alone else 0.0)
+    for split in splits(setting, chips, Filters(dp=(1,))):
+        found = priced_or_refused(request, setting, split) if split.chips == chips else None
+        if isinstance(found, Priced):
+            label = _bare(split)
+            time = found.latency.total - (found.latency.text + found.latency.vae if alone else 0.0)
             times[label] = min(time, times.get(label, float("inf")))
+    if not times:
+        raise InputError(f"diffusion_picks.csv, case {row['case']}: no split fits")
     return times
 
 
-def _bare(label: str) -> str:
+def _bare(split: Split) -> str:
     """A label without its number of patches."""
-    split = Split.parse(label)
     return split._replace(patches=split.pipefusion).label
