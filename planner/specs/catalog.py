@@ -206,14 +206,14 @@ def _family_of_file(path: Path, seen: tuple[Path, ...] = ()) -> Family[Any]:
 
 
 def _load(family: Family[Spec], name: str) -> Spec:
-    if (family.folder, name) not in _LOADED:
+    if (family.noun, name) not in _LOADED:
         path, shipped = _locate(family, name)
         raw, trust = _extended(family, path, shipped)
-        built = _LOADED[family.folder, name] = _build(family, raw, path, trust)
+        built = _LOADED[family.noun, name] = _build(family, raw, path, trust)
         _SOURCES.append((path, built))
         if trust:
             _TRUSTED.append(built)
-    spec: Spec = _LOADED[family.folder, name]
+    spec: Spec = _LOADED[family.noun, name]
     return spec
 
 
