@@ -21,7 +21,7 @@ OURS = frozenset((
 SHARED = frozenset((
     "model", "plan", "hardware", "engine", "gpus", "objective", "weights", "price", "memory_limit", "memory_fraction",
     "max_latency", "tp", "dp", "slice_", "top", "plot", "csv", "json", "no_header", "rejected", "launch", "quiet",
-    "debug", "version",
+    "debug", "version", "vary", "low", "high",
 ))  # fmt: skip
 """Options that mean the same for both kinds of model."""
 ENGINE = "xdit"
@@ -187,6 +187,30 @@ def explain(ctx: typer.Context) -> None:
     tabular.write_rows(report.item_rows(request, priced), options["csv"], options["json"], not options["no_header"])
     if not opt.is_piped(options["csv"], options["json"]) and not options["quiet"]:
         report.print_explanation(request, ranking, priced, setting.weights)
+
+
+def crossover(ctx: typer.Context) -> None:
+    """`plan crossover` for a diffusion transformer: where the best split changes.
+
+    Raises:
+        InputError, NoPlanError: as `diffusion.crossing.crossing`.
+    """
+    from planner.diffusion.crossing import AXES, crossing  # noqa: PLC0415
+    from planner.report import diffusion as report  # noqa: PLC0415
+    from planner.report import tabular  # noqa: PLC0415
+
+    options = ctx.params
+    given = getattr(ctx.get_parameter_source("vary"), "name", "") == "COMMANDLINE"
+    word = options["vary"] if given else ""
+    request = request_of(options)
+    word = word or ("frames" if request.model.is_video else "image")
+    axis = next((each for each in AXES if each == word), None)
+    if axis is None:
+        raise InputError(f"--vary {word}: expected one of {', '.join(AXES)} for a diffusion transformer")
+    found = crossing(request, axis, options["low"], options["high"])
+    tabular.write_rows(report.crossing_rows(found), options["csv"], options["json"], not options["no_header"])
+    if not opt.is_piped(options["csv"], options["json"]) and not options["quiet"]:
+        report.print_crossing(found)
 
 
 def launch(ctx: typer.Context) -> None:

@@ -60,6 +60,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "crossover": (
         Example("from which load on another plan leads", "crossover -m llama3-70b --gpus 8 --vary concurrency"),
+        Example("of an image model, from how many chips on", "crossover -m sd3 -H l40 --vary gpus"),
         Example(
             "from which batch on weights are gathered",
             "crossover -m palm-62b -H tpu-v4 --gpus 32 --tp 32 --dp 1\n--isl 1984 --osl 64 --vary tokens --to 1000000",

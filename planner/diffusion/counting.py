@@ -73,7 +73,7 @@ def count_block(model: Diffusion, block: Block, rows: Rows, split: Split, format
     """
     operations = _projections(model, block, rows, split, formats)
     operations += _elementwise(model, block, rows, split, formats, passes)
-    width, heads = model.hidden, split.tp * split.ulysses
+    width = model.hidden
     attention = _attention(model, block, rows, split, formats)
     local = rows.all * width * ACT / split.tp
     transfers = []
@@ -83,7 +83,6 @@ def count_block(model: Diffusion, block: Block, rows: Rows, split: Split, format
     if split.ulysses > 1:
         times = 4 * (2 if block.second_attention else 1)
         transfers.append(("ulysses", Transfer("heads for tokens", "all_to_all", local, times=times)))
-    assert heads >= 1
     return Counted(operations, attention, transfers)
 
 

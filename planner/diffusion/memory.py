@@ -8,6 +8,7 @@ from planner.diffusion.counting import rows_of
 from planner.diffusion.plan import Split
 from planner.diffusion.pricing import Setting, stages_of
 from planner.diffusion.weights import block_parameters, end_parameters
+from planner.specs.diffusion import Block
 from planner.specs.dtypes import ACTIVATION_BYTES as ACT
 from planner.units import GIB
 
@@ -44,10 +45,10 @@ def memory_of(setting: Setting, split: Split) -> Memory:
     stages = stages_of(model, split.pipefusion)
     each = formats.weights.bytes
 
-    def of(blocks: list[tuple[object, int]]) -> float:
-        return sum(block_parameters(model, block) * count / block.layers for block, count in blocks)  # type: ignore[attr-defined, arg-type]
+    def of(blocks: list[tuple[Block, int]]) -> float:
+        return sum(block_parameters(model, block) * count / block.layers for block, count in blocks)
 
-    weights = max(of(list(blocks)) for blocks in stages) / split.tp * each
+    weights = max(map(of, stages)) / split.tp * each
     weights += end_parameters(model) * formats.weights.plain_bytes
     encoders = (sum(encoder.parameters for encoder in model.text) + model.decoder.parameters) * ACT
     first = rows_of(model, job, split, patches=1)  # of the warm-up, which takes the image whole

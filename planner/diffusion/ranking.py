@@ -21,7 +21,7 @@ from planner.units import GIB, HOUR, MS
 OBJECTIVES = ("latency", "throughput", "cost")
 ERROR = 0.10
 """Within which two plans are a tie: about the median error of latency ratios on published runs (`plan validate`)."""
-MOST_CHIPS = 4096
+MOST_CHIPS = 10**6
 COLUMNS = (
     "rank", "plan", "model", "hardware", "engine", "objective", "weights", "gpus", "idle_gpus",
     "cfg", "tp", "ulysses", "ring", "pipefusion", "patches", "distrifusion", "dp",

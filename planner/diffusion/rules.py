@@ -15,6 +15,8 @@ from planner.diffusion.pricing import Setting
 
 PATCHES = (2, 4, 8, 16, 32)
 """Numbers of patches that are looked at besides as many as stages (the paper's search)."""
+LARGEST_REPLICA = 64
+"""Chips over which one image is cut at most; the rest are copies."""
 _WORDS = {
     "cfg": "CFG parallelism", "tp": "tensor parallelism", "ulysses": "Ulysses", "ring": "ring attention",
     "pipefusion": "PipeFusion", "distrifusion": "DistriFusion",
@@ -44,7 +46,7 @@ class Filters(NamedTuple):
 
 def splits(setting: Setting, gpus: int, filters: Filters) -> Iterator[Split]:
     """Every split of `gpus` chips into replicas, each with as many copies as fit, in a fixed order."""
-    for chips in range(1, gpus + 1):
+    for chips in range(1, min(gpus, LARGEST_REPLICA) + 1):
         for split in _of_replica(chips, filters.patches):
             copies = split._replace(dp=gpus // chips)
             if filters.keep(copies):

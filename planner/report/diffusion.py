@@ -7,9 +7,10 @@ from typing import Any
 
 from planner.costs.roofline import BOUNDS
 from planner.diffusion.counting import volumes
+from planner.diffusion.crossing import Crossing
 from planner.diffusion.job import grid_of
 from planner.diffusion.plan import Split
-from planner.diffusion.ranking import Priced, Ranking, Refused, Request, value_of
+from planner.diffusion.ranking import COLUMNS, Priced, Ranking, Refused, Request, value_of
 from planner.diffusion.weights import parameters
 from planner.report.figures import plural, short
 from planner.report.table import COLOURS, Column, Row, lay_out, paragraphs, print_rows, show, width
@@ -212,6 +213,43 @@ def print_explanation(request: Request, ranking: Ranking | None, priced: Priced,
                          f"{behind:.1%} longer."]))  # fmt: skip
     if priced.split.is_stale:
         show(paragraphs(stale_words(request, [{}])))
+
+
+_VARIES = {"image": "pixels of a side", "frames": "frames", "steps": "steps", "gpus": "chips"}
+
+
+def crossing_rows(found: Crossing) -> list[dict[str, Any]]:
+    """A row for each stretch: what varies, its ends, the next plan, then the plan's columns at the lower end."""
+    return [
+        {
+            "vary": found.axis, "from": each.low, "to": each.high, "next_plan": each.next, "next_behind": each.behind,
+            "latency_ms_to": None if each.last is None else each.last["latency_ms"],
+            **(dict.fromkeys(COLUMNS) if each.first is None else each.first), "plan": each.plan,
+        }
+        for each in found.stretches
+    ]  # fmt: skip
+
+
+def print_crossing(found: Crossing) -> None:
+    """The stretches as a table and a caption."""
+    table = crossing_rows(found)
+    columns = [
+        Column("from", lambda row: str(row["from"])),
+        Column("to", lambda row: str(row["to"])),
+        Column("plan", lambda row: str(row["plan"] or "no plan runs"), right=False),
+        Column("latency s at from", lambda row: "-" if row["plan"] is None else short(row["latency_ms"] * MS)),
+        Column("at to", lambda row: "-" if row["plan"] is None else short(row["latency_ms_to"] * MS)),
+        Column("next at to", lambda row: "-" if row["next_behind"] is None else f"+{row['next_behind']:.1%}", keep=5),
+        Column("bound", lambda row: row["bottleneck"] or "-", right=False, keep=3),
+    ]
+    show(lay_out(columns, table, width()), ["bold underline"])
+    request, changes = found.request, len([each for each in found.stretches if each.plan]) - 1
+    text = (
+        f"{request.model.name} on {request.hardware.name}, engine {request.sampler.name}: the best plan for "
+        f"{request.objective} by {_VARIES[found.axis]}, patches and copies aside. {plural(changes, 'change')} found "
+        f"among {', '.join(map(str, found.values))}."
+    )
+    show(paragraphs([text]))
 
 
 def _print_volumes(request: Request, split: Split) -> None:

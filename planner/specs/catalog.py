@@ -470,7 +470,7 @@ def _other_kind(family: Family[Any], name: str) -> InputError | None:
 
 
 _KINDS = {
-    ("models", False): "{name} is a diffusion transformer; plan, explain, launch, diagnose and show take such a model",
+    ("models", False): "{name} is a diffusion transformer; plan, explain, crossover, launch, diagnose, show take one",
     ("models", True): "{name} is a language model: expected a diffusion transformer (`plan models` lists both)",
     ("engines", False): "{name} runs diffusion transformers, not language models; expected an engine such as vllm",
     ("engines", True): "{name} serves language models; diffusion transformers run under xdit (`plan engines`)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,44 @@ def test_what_yaml_shows_loads_to_the_same(tmp_path: Path) -> None:
         file = tmp_path / f"{name}.yaml"
         file.write_text(run("show", name, "--yaml").out)
         assert load(file) == load(name)
+
+
+def test_crossover_finds_where_the_best_split_changes() -> None:
+    words = ("crossover", "-m", "sd3", "-H", "l40", "--vary", "gpus", "--gpus", 4)
+    rows = json.loads(run(*words, "--json", "-").out)
+    assert [(row["from"], row["plan"]) for row in rows] == [(1, "U1"), (2, "CFG2"), (4, "CFG2xPF2")]
+    for row in rows:  # each is what a ranking at its ends says
+        for end in ("from", "to"):
+            first = run("-m", "sd3", "-H", "l40", "--gpus", row[end], "--csv", "-", "--top", 1).rows[0]
+            assert first["plan"].partition(":")[0].partition("xDP")[0] == row["plan"]
+    table = run(*words)
+    assert "2 changes found among 1, 2, 4" in " ".join(table.out.split())
+
+
+def test_crossover_bisects_steps() -> None:
+    words = ("-m", "flux", "-H", "l40", "--gpus", 2)
+    rows = json.loads(run("crossover", *words, "--vary", "steps", "--from", 2, "--to", 16, "--json", "-").out)
+    assert [(row["from"], row["to"]) for row in rows] != [(2, 16)]
+    for before, after in pairwise(rows):
+        assert after["from"] == before["to"] + 1
+        assert before["plan"] != after["plan"]
+        assert before["next_plan"] == after["plan"]
+        assert before["next_behind"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--vary", "isl"), "--vary isl: expected one of image, frames, steps, gpus"),
+        (("--vary", "frames"), "makes single images"),
+        (("--vary", "steps", "--from", 8, "--to", 8), "expected a range"),
+        (("--from", 1000), "try 992 or 1008"),
+    ],
+)
+def test_ranges_that_are_none_are_refused(words: tuple[object, ...], says: str) -> None:
+    done = run("crossover", "-m", "flux", "--gpus", 2, *words)
+    assert (done.status, done.out) == (2, "")
+    assert says in done.err
 
 
 # --- diagnose ---------------------------------------------------------------------------------------------------------

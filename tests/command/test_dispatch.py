@@ -28,7 +28,7 @@ CONTRACT = {
     "--quiet --debug --top --jobs": ("sweep",),
     "--vary --from --to --model --hardware --engine --gpus --isl --osl --concurrency --objective --tp --attention "
     "--ffn --grid --slice --csv --json --no-header --quiet --debug": ("crossover",),
-    "--image --frames --steps --warmup": ("rank", "explain", "launch", "diagnose"),
+    "--image --frames --steps --warmup": ("rank", "explain", "launch", "diagnose", "crossover"),
     "--cfg --ulysses --ring --pipefusion --patches --exact --parallel-vae": ("rank",),
     "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "
     "--debug": ("diagnose",),

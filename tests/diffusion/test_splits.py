@@ -205,7 +205,7 @@ def test_where_nothing_fits_the_error_says_what_would_do() -> None:
         rank(request("flux.1-dev", limits=Limits(latency=1e-3)))
 
 
-@pytest.mark.parametrize("more", [{"objective": "tpot"}, {"gpus": 0}, {"gpus": 10**6}, {"weights": "int3"}])
+@pytest.mark.parametrize("more", [{"objective": "tpot"}, {"gpus": 0}, {"gpus": 10**7}, {"weights": "int3"}])
 def test_requests_that_make_no_sense_are_refused(more: dict[str, object]) -> None:
     with pytest.raises(InputError):
         setting_of(request("flux.1-dev", **more))  # type: ignore[arg-type]
