@@ -13,7 +13,7 @@ from planner.costs.roofline import BOUNDS
 from planner.costs.serving import Rows, Setting, fit, price
 from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
-from planner.plans.plan import Plan, grid_axes, layouts_of
+from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of
 from planner.plans.rules import refusal
 from planner.plans.space import default_grid
 from planner.points import CHOICES, DEFAULTS, DEGREES, NUMBERS, Points, alike, check_names, distinct
@@ -221,7 +221,12 @@ def _plan(setting: Setting, key: dict[str, str | None], degrees: Sequence[int]) 
     """The plan of some degrees; a layout that needs a grid gets the best one where none is named."""
     chosen: dict[str, Any] = dict(zip(DEGREES, degrees, strict=True))
     chosen |= {name: key[name] or DEFAULTS[name] for name in ("attention", "prefill_attention")}
-    plan = Plan(**chosen, ffn=key["ffn"] or "1d", prefill_ffn=key["prefill_ffn"] or "1d", grid=key["grid"] or "")
+    plan = Plan(
+        **chosen,
+        ffn=key["ffn"] or "1d",
+        prefill_ffn=key["prefill_ffn"] or "1d",
+        grid=grid_text(key["grid"]) if key["grid"] else "",
+    )
     if not plan.grid and "1d" not in (plan.ffn, plan.prefill_ffn):
         return plan._replace(grid=default_grid(setting.model, setting.placement, plan.tp))
     return plan

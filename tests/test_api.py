@@ -139,6 +139,7 @@ def test_plan_takes_every_option_of_the_command_by_the_same_name() -> None:
     from planner.command.rank import run as command  # noqa: PLC0415 (typer is not needed for the rest)
 
     output = {"top", "csv", "json", "no_header", "rejected", "launch", "placement", "plot", "quiet", "debug", "version"}
+    output |= {"html", "placement_svg", "context"}
     filters = set(Filters._fields)
     options = {name.removesuffix("_") for name in inspect.signature(command).parameters} - output - filters
     keywords = {name.removesuffix("_ms") for name in inspect.signature(plan).parameters} - {"filters"}

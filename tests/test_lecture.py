@@ -115,7 +115,9 @@ def evenly_divided_step_ms(model: str, tp: int) -> float:
     formats = formats_of(spec, machine, engine, None, None)
     replica = Replica(spec, machine, engine, network(), formats, Structure(), ones * tp, ones, ones)
     real = replica.shard
-    even = Shard(tp=real.tp, heads=real.heads, kv_heads=spec.attention.kv_heads / tp, ffn=real.ffn, vocab=real.vocab)
+    even = real._replace(
+        kv_heads=spec.attention.kv_heads / tp, stored_kv_heads=spec.attention.kv_heads / tp, layer=None
+    )
     vars(replica)["shard"] = even
     return float(pass_time(replica, Pass(np.ones(1), np.full(1, 1024.0))).whole.total[0] / MS)
 

@@ -81,6 +81,10 @@ def run(
     csv: opt.Csv = None,
     json: opt.Json = None,
     no_header: opt.NoHeader = False,
+    plot: Annotated[
+        str | None,
+        typer.Option("--plot", metavar="FILE.svg|png", help="Draw what each takes as a bar of its operations."),
+    ] = None,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
@@ -90,7 +94,8 @@ def run(
     one leads. Examples: plan compare TP8 TP4xDP2 --model llama3-70b --gpus 8;
     plan compare --plan TP8 --hardware h100,h200 --model llama3-70b
     """
-    opt.check_targets(csv, json, specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    opt.check_plot(plot)
     if not model:
         raise InputError("no model: give --model")
     labels = [*(plans or []), *_split(plan, "--plan")]
@@ -157,9 +162,16 @@ def run(
     others = (index for index in range(len(found)) if index != first)
     contests = [contest(found, (first, other), axis, high) for other in others for axis, high in ends.items()]
     compared = report.Comparison(found, priced, rooms, contests)
-    tabular.write_rows(report.rows(compared), csv, json, not no_header)
+    tabular.write_rows(report.rows(compared), csv, json, not no_header, [(plot, lambda: _picture(compared, plot))])
     if not opt.is_piped(csv, json) and not quiet:
         report.print_comparison(compared)
+
+
+def _picture(found: report.Comparison, plot: str | None) -> bytes:
+    """What --plot draws."""
+    from planner.report.plot import comparison_plot  # noqa: PLC0415 (needed where it is asked for)
+
+    return comparison_plot(found.plans, [one.label for one in found.candidates], str(plot))
 
 
 def _split(text: str | None, option: str) -> list[str]:

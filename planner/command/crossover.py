@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    ctx: typer.Context,
+    context: typer.Context,
     model: opt.Model,
     vary: Vary = "concurrency",
     low: From = None,
@@ -98,8 +98,8 @@ def run(
     Weight-gathered layouts are looked at for decode steps too, which a ranking leaves out unless they are named.
     """
     opt.check_targets(csv, json, specs=(model, hardware, engine))
-    if diffusion.is_asked(ctx):
-        return diffusion.crossover(ctx)
+    if diffusion.is_asked(context):
+        return diffusion.crossover(context)
     axis = _axis(vary)
     changed = {"--concurrency": (concurrency, ("concurrency", "tokens")), "--slice": (slice_, ("gpus",))}
     for name, (value, axes) in changed.items():

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    ctx: typer.Context,
+    context: typer.Context,
     model: opt.Model,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
@@ -54,10 +54,10 @@ def run(
     """
     opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
     opt.check_plot(plot)
-    if diffusion.is_asked(ctx):
+    if diffusion.is_asked(context):
         from planner.diagnosing import denoising  # noqa: PLC0415 (of one kind of model only)
 
-        found = denoising.diagnose(diffusion.request_of(ctx.params))
+        found = denoising.diagnose(diffusion.request_of(context.params))
     else:
         from planner.diagnosing import language  # noqa: PLC0415
 
@@ -82,6 +82,6 @@ def run(
 
 def _picture(found: Diagnosis, plot: str | None) -> bytes:
     """What --plot draws."""
-    from planner.report.plot import roofline_plot  # noqa: PLC0415 (needed where it is asked for)
+    from planner.report.roofline import roofline_plot  # noqa: PLC0415 (needed where it is asked for)
 
     return roofline_plot(found, str(plot))

@@ -28,21 +28,21 @@ ENGINE = "xdit"
 """What runs them where no engine is named."""
 
 
-def is_asked(ctx: typer.Context) -> bool:
+def is_asked(context: typer.Context) -> bool:
     """Whether the command's model is a diffusion transformer.
 
     Raises:
         InputError: an option was given that belongs to the other kind of model.
     """
-    model = ctx.params["model"]
+    model = context.params["model"]
     given = {
         name: parameter.opts[0]
-        for parameter in ctx.command.params
-        if (name := parameter.name or "") and getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        for parameter in context.command.params
+        if (name := parameter.name or "") and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     }
     if is_diffusion(model):
         for name, flag in given.items():
-            if name == "plot" and ctx.info_name != "plan diagnose":
+            if name == "plot" and context.info_name != "plan diagnose":
                 raise InputError(
                     f"--plot draws language models here; of {model} `plan diagnose --plot` draws the roofline"
                 )
@@ -100,7 +100,7 @@ def request_of(options: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def rank(ctx: typer.Context) -> None:
+def rank(context: typer.Context) -> None:
     """`plan` for a diffusion transformer: every split of these chips, ranked.
 
     Raises:
@@ -111,7 +111,7 @@ def rank(ctx: typer.Context) -> None:
     from planner.report import diffusion as report  # noqa: PLC0415
     from planner.report import tabular  # noqa: PLC0415
 
-    options = ctx.params
+    options = context.params
     request = request_of(options)
     csv, json, quiet = options["csv"], options["json"], options["quiet"]
     as_table = not opt.is_piped(csv, json) and not quiet
@@ -151,7 +151,7 @@ def rank(ctx: typer.Context) -> None:
         _print_launch(request, ranking.priced[0].split)
 
 
-def explain(ctx: typer.Context) -> None:
+def explain(context: typer.Context) -> None:
     """`plan explain` for a diffusion transformer: where the time and memory of a plan go.
 
     Raises:
@@ -164,7 +164,7 @@ def explain(ctx: typer.Context) -> None:
     from planner.report import diffusion as report  # noqa: PLC0415
     from planner.report import tabular  # noqa: PLC0415
 
-    options = ctx.params
+    options = context.params
     wanted = None if options["plan"] is None else Split.parse(options["plan"])
     request = request_of({**options, "gpus": options["gpus"] or (8 if wanted is None else wanted.chips)})
     setting = setting_of(request)
@@ -189,7 +189,7 @@ def explain(ctx: typer.Context) -> None:
         report.print_explanation(request, ranking, priced, setting.weights)
 
 
-def crossover(ctx: typer.Context) -> None:
+def crossover(context: typer.Context) -> None:
     """`plan crossover` for a diffusion transformer: where the best split changes.
 
     Raises:
@@ -199,8 +199,8 @@ def crossover(ctx: typer.Context) -> None:
     from planner.report import diffusion as report  # noqa: PLC0415
     from planner.report import tabular  # noqa: PLC0415
 
-    options = ctx.params
-    given = getattr(ctx.get_parameter_source("vary"), "name", "") == "COMMANDLINE"
+    options = context.params
+    given = getattr(context.get_parameter_source("vary"), "name", "") == "COMMANDLINE"
     word = options["vary"] if given else ""
     request = request_of(options)
     word = word or ("frames" if request.model.is_video else "image")
@@ -213,7 +213,7 @@ def crossover(ctx: typer.Context) -> None:
         report.print_crossing(found)
 
 
-def launch(ctx: typer.Context) -> None:
+def launch(context: typer.Context) -> None:
     """`plan launch` for a diffusion transformer: the line that starts a plan, one a node.
 
     Raises:
@@ -225,7 +225,7 @@ def launch(ctx: typer.Context) -> None:
     from planner.errors import NoPlanError  # noqa: PLC0415
     from planner.report import tabular  # noqa: PLC0415
 
-    options = ctx.params
+    options = context.params
     wanted = None if options["plan"] is None else Split.parse(options["plan"])
     request = request_of({**options, "gpus": options["gpus"] or (8 if wanted is None else wanted.chips)})
     split = ranked(request).priced[0].split if wanted is None else wanted

@@ -96,14 +96,17 @@ def run(
     json: opt.Json = None,
     no_header: opt.NoHeader = False,
     placement: opt.Placement = False,
+    placement_svg: opt.PlacementSvg = None,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
     version: opt.Version = False,
 ) -> None:
     """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses."""
-    opt.check_targets(csv, json, specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--placement-svg", placement_svg), specs=(model, hardware, engine))
+    opt.check_pages(None, placement_svg)
     check_prefix_hit("--prefix-hit", prefix_hit)
-    opt.check_apart((("--csv", csv), ("--json", json)), [points, *(against or [])])
+    outputs = (("--csv", csv), ("--json", json), ("--placement-svg", placement_svg))
+    opt.check_apart(outputs, [points, *(against or [])])
     given: dict[str, Any] = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,
         "dp": dp, "ep": ep, "cp": cp, "attention": attention, "prefill_attention": prefill_attention, "ffn": ffn,
@@ -127,7 +130,7 @@ def run(
     if plan is not None:
         _agree(Plan.parse(plan), given)
     as_table = not opt.is_piped(csv, json) and not quiet
-    _check_placement(placement, points, against, as_table, quiet)
+    _check_placement(placement, placement_svg, points, against, as_table, quiet)
     if against:
         if points is not None:
             raise InputError("--against and --points: one at a time; the result says what to price")
@@ -148,20 +151,31 @@ def run(
         [
             (csv, lambda: tabular.results_csv(results, header=not no_header)),
             (json, lambda: tabular.json_text(results.rows())),
+            (placement_svg, lambda: _placement_file(results, load_machine(hardware, engine)[0], slice_)),
         ]
     )
     if as_table:
         _print_one(results, (load_machine(hardware, engine)[0], _engine(given)), placement, slice_)
 
 
-def _check_placement(wanted: bool, points: str | None, against: list[str] | None, as_table: bool, quiet: bool) -> None:
+def _check_placement(
+    wanted: bool, file: str | None, points: str | None, against: list[str] | None, as_table: bool, quiet: bool
+) -> None:
     """Refuses a picture of many plans, and warns where there will be none."""
-    if not wanted:
-        return
-    if against or points is not None:
-        raise InputError("--placement draws one plan: leave it out, or --points and --against")
-    if not as_table:
+    option = "--placement" if wanted else None if file is None else "--placement-svg"
+    if option and (against or points is not None):
+        raise InputError(f"{option} draws one plan: leave it out, or --points and --against")
+    if wanted and not as_table:
         opt.warn("--placement draws below a table, and none is printed here", quiet)
+
+
+def _placement_file(results: Results, hardware: Hardware, slice_: str | None) -> str:
+    """What --placement-svg writes."""
+    from planner.plans.placement import Placement  # noqa: PLC0415 (needed where it is asked for)
+    from planner.report.page.seating import seating_file  # noqa: PLC0415
+
+    row = results.row(0)
+    return seating_file(Placement.of(hardware, row["gpus"], slice_), Plan.parse(row["plan"]))
 
 
 def _print_one(results: Results, machine: Machine, placement: bool, slice_: str | None) -> None:

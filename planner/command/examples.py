@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         ),
         Example("two ways only, and why others are refused", "-m llama3-70b --tp 4,8 --pp 1 --rejected"),
         Example("a picture of latency against throughput", "-m llama3-70b --gpus 16 --plot tradeoff.svg"),
+        Example("all of it as one page for a browser", "-m llama3-70b --gpus 16 --html report.html"),
         Example("every plan, for a script", "-m llama3-70b --csv - --top 0"),
         Example("a diffusion transformer", "-m flux.1-dev --gpus 8 --image 2048 --steps 28"),
     ),
@@ -49,21 +50,30 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "on four cores, the three best of each",
             "sweep -m llama3-70b --isl 512:4096:x2\n--top 3 --jobs 4 --csv -",
         ),
+        Example(
+            "as a picture, a line for each kind of chip",
+            "sweep -m llama3-70b --hardware h100,h200\n--concurrency 1:256:x4 --plot sweep.svg",
+        ),
     ),
     "explain": (
         Example("the winner: where its time goes and what would help", "explain -m llama3-70b --gpus 8"),
         Example("a plan of your own at a load", "explain -m llama3-70b --gpus 8 --plan TP4xDP2\n--concurrency 64"),
+        Example(
+            "its chips as a picture, and all of it as a page",
+            "explain -m llama3-70b --gpus 16 --plan TP8xPP2\n--placement-svg chips.svg --html plan.html",
+        ),
     ),
     "compare": (
         Example("two replicas of TP4 against one of TP8", "compare TP8 TP4xDP2 -m llama3-70b --gpus 8"),
         Example("the best plan of two kinds of chip", "compare -m llama3-70b --gpus 8 --hardware h100,h200"),
+        Example("as bars in a file", "compare TP8 TP4xDP2 -m llama3-70b --plot bars.svg"),
     ),
     "crossover": (
         Example("from which load on another plan leads", "crossover -m llama3-70b --gpus 8 --vary concurrency"),
         Example("of an image model, from how many chips on", "crossover -m sd3 -H l40 --vary gpus"),
         Example(
             "from which batch on weights are gathered",
-            "crossover -m palm-62b -H tpu-v4 --gpus 32 --tp 32 --dp 1\n--isl 1984 --osl 64 --vary tokens --to 1000000",
+            "crossover -m palm-62b -H tpu-v4 --gpus 32 --tp 32\n--isl 1984 --osl 64 --vary tokens --to 1000000",
         ),
     ),
     "diagnose": (

@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    ctx: typer.Context,
+    context: typer.Context,
     model: opt.Model,
     plan: PlanLabel = None,
     hardware: opt.Hardware = "h100",
@@ -83,14 +83,18 @@ def run(
         str | None,
         typer.Option("--plot", metavar="FILE.svg|png", help="Draw TTFT and TPOT as bars, an item each, by bound."),
     ] = None,
+    placement_svg: opt.PlacementSvg = None,
+    html: opt.Html = None,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
     """Where the time and the memory of a plan go, by operation; the one change that would help most; the runner-up."""
-    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    files = (("--plot", plot), ("--html", html), ("--placement-svg", placement_svg))
+    opt.check_targets(csv, json, *files, specs=(model, hardware, engine))
     opt.check_plot(plot)
-    if diffusion.is_asked(ctx):
-        return diffusion.explain(ctx)
+    opt.check_pages(html, placement_svg)
+    if diffusion.is_asked(context):
+        return diffusion.explain(context)
     only = None if plan is None else Plan.parse(plan)
     request = request_of(
         model,
@@ -109,7 +113,12 @@ def run(
     if only is not None and any(request.filters):
         raise InputError("--plan names one plan; leave out --tp, --pp and the like, which choose among several")
     found = _explained(request, only, _machines(request, hardware, max_num_seqs, max_num_batched_tokens))
-    tabular.write_rows(report.rows(found), csv, json, not no_header, [(plot, lambda: _picture(found.plan, plot))])
+    pictures: list[tabular.Output] = [
+        (plot, lambda: _picture(found.plan, plot)),
+        (html, lambda: _page(found, opt.asked(context, "plan explain"))),
+        (placement_svg, lambda: _placement_file(found.plan)),
+    ]
+    tabular.write_rows(report.rows(found), csv, json, not no_header, pictures)
     if not opt.is_piped(csv, json) and not quiet:
         report.print_explanation(found)
 
@@ -119,6 +128,20 @@ def _picture(found: Breakdown, plot: str | None) -> bytes:
     from planner.report.plot import breakdown_plot  # noqa: PLC0415 (needed where it is asked for)
 
     return breakdown_plot(found, str(plot))
+
+
+def _page(found: report.Explanation, asked: str) -> str:
+    """What --html writes."""
+    from planner.report.page.document import explanation_page  # noqa: PLC0415 (needed where it is asked for)
+
+    return explanation_page(found, asked)
+
+
+def _placement_file(found: Breakdown) -> str:
+    """What --placement-svg writes."""
+    from planner.report.page.seating import seating_file  # noqa: PLC0415 (needed where it is asked for)
+
+    return seating_file(found.setting.placement, found.plan)
 
 
 def _explained(request: Request, only: Plan | None, machines: list[Machine]) -> report.Explanation:

@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    ctx: typer.Context,
+    context: typer.Context,
     model: opt.Model,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
@@ -85,8 +85,8 @@ def run(
     What is printed is a shell script. Flags are those of the engine's documentation (`plan show vllm`).
     """
     opt.check_targets(csv, json, specs=(model, hardware, engine))
-    if diffusion.is_asked(ctx):
-        return diffusion.launch(ctx)
+    if diffusion.is_asked(context):
+        return diffusion.launch(context)
     if force and output is None:
         raise InputError("--force replaces files of --output DIR; give that too")
     chosen = _plan(plan, {"tp": tp, "pp": pp, "dp": dp}, attention)

@@ -152,6 +152,15 @@ Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_
 Placement = Annotated[
     bool, typer.Option("--placement", help="Below the table, a picture of which chip does what: replica, stage, rank.")
 ]
+PlacementSvg = Annotated[
+    str | None, typer.Option("--placement-svg", metavar="FILE.svg", help="Draw that picture into a file.")
+]
+Html = Annotated[
+    str | None,
+    typer.Option(
+        "--html", metavar="FILE.html", help="Write all of it as one page for a browser, which needs nothing else."
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -288,3 +297,38 @@ def warn(text: str, quiet: bool = False) -> None:
     """A warning on stderr."""
     if not quiet:
         say(text)
+
+
+def check_pages(html: str | None, placement_svg: str | None) -> None:
+    """Refuses a page, or a picture of a placement, that could not be written.
+
+    Raises:
+        InputError: another kind of file, or one that cannot be written.
+    """
+    for option, target, kinds in (("--html", html, (".html", ".htm")), ("--placement-svg", placement_svg, (".svg",))):
+        if target is not None:
+            if not target.lower().endswith(kinds):
+                raise InputError(f"{option} {target}: expected the name of a file that ends in {kinds[0]}")
+            tabular.check_writable(target)
+
+
+_NO_QUESTION = frozenset((
+    "csv", "json", "no_header", "html", "plot", "placement", "placement_svg", "launch", "rejected", "top", "quiet",
+    "debug", "version",
+))  # fmt: skip
+"""Options that say where an answer goes, not what is asked."""
+
+
+def asked(context: typer.Context, command: str) -> str:
+    """The command that asks the same question, as a shell takes it: options at their defaults are left out."""
+    import shlex  # noqa: PLC0415 (pages only)
+
+    words = command.split()
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.name in _NO_QUESTION or value is None or value == parameter.default:
+            continue
+        words.append(parameter.opts[0])
+        if value is not True:
+            words.append(str(int(value)) if isinstance(value, float) and value.is_integer() else str(value))
+    return shlex.join(words)

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    ctx: typer.Context,
+    context: typer.Context,
     model: opt.Model,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
@@ -88,6 +88,8 @@ def run(
     rejected: Annotated[bool, typer.Option("--rejected", help="Also the refused plans, with the reason.")] = False,
     launch: Annotated[bool, typer.Option("--launch", help="Below the table, the lines that start the first.")] = False,
     placement: opt.Placement = False,
+    placement_svg: opt.PlacementSvg = None,
+    html: opt.Html = None,
     plot: Annotated[
         str | None,
         typer.Option(
@@ -101,10 +103,12 @@ def run(
     version: opt.Version = False,
 ) -> None:
     """Rank every way to split a model over these chips."""
-    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    files = (("--plot", plot), ("--html", html), ("--placement-svg", placement_svg))
+    opt.check_targets(csv, json, *files, specs=(model, hardware, engine))
     opt.check_plot(plot)
-    if diffusion.is_asked(ctx):
-        return diffusion.rank(ctx)
+    opt.check_pages(html, placement_svg)
+    if diffusion.is_asked(context):
+        return diffusion.rank(context)
     request = request_of(
         model,
         hardware,
@@ -130,10 +134,15 @@ def run(
         raise
     as_table = not opt.is_piped(csv, json) and not quiet
     # it takes as long as ranking: scripts that sweep read CSV; and of the first row there is nothing to say
-    firm = mark(ranking) if as_table or (json is not None and top != 1) else None
+    firm = mark(ranking) if as_table or html is not None or (json is not None and top != 1) else None
     shown = ranking.results.take(slice(0, top or None))  # type: ignore[arg-type]
     refused = ranking.refused if rejected else []
-    _write(request, shown, refused, csv, json, no_header, [(plot, lambda: _picture(ranking, plot))])
+    pictures: list[tabular.Output] = [
+        (plot, lambda: _picture(ranking, plot)),
+        (html, lambda: _page(ranking, firm, opt.asked(context, "plan"))),
+        (placement_svg, lambda: _placement_file(ranking)),
+    ]
+    _write(request, shown, refused, csv, json, no_header, pictures)
     if as_table:
         _tables().print_ranking(ranking, shown)
         _print_sensitivity(firm, ranking)
@@ -156,6 +165,21 @@ def _picture(ranking: Ranking, plot: str | None) -> bytes:
     from planner.report.plot import tradeoff_plot  # noqa: PLC0415 (needed where it is asked for)
 
     return tradeoff_plot(ranking, str(plot))
+
+
+def _page(ranking: Ranking, firm: Sensitivity | None, asked: str) -> str:
+    """What --html writes."""
+    from planner.report.page.document import ranking_page  # noqa: PLC0415 (needed where it is asked for)
+
+    return ranking_page(ranking, firm, asked)
+
+
+def _placement_file(ranking: Ranking) -> str:
+    """What --placement-svg writes."""
+    from planner.plans.plan import Plan  # noqa: PLC0415 (needed where it is asked for)
+    from planner.report.page.seating import seating_file  # noqa: PLC0415
+
+    return seating_file(ranking.placement, Plan.parse(ranking.results.row(0)["plan"]))
 
 
 def _print_placement(ranking: Ranking) -> None:

@@ -120,11 +120,20 @@ def run(
     csv: GrowingCsv = None,
     json: WholeJson = None,
     no_header: opt.NoHeader = False,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE.svg|png",
+            help="Draw the goal's figure over what is swept, a line for each combination of the other lists.",
+        ),
+    ] = None,
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
     """Rank anew for every combination of some models, chips, lengths, loads, dtypes and goals."""
-    opt.check_targets(csv, json, specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    opt.check_plot(plot)
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,
         "concurrency": concurrency, "weights": weights, "kv_cache": kv_cache, "objective": objective,
@@ -147,8 +156,12 @@ def run(
         top=top,
     )
     tabular.check_writable(json)
+    if plot is not None:
+        from planner.report.plot import check_lines  # noqa: PLC0415 (needed for pictures only)
+
+        check_lines(sweep.axes, plot)
     as_table = not opt.is_piped(csv, json) and not quiet
-    all_of_them = json is not None or (as_table and csv is None)
+    all_of_them = json is not None or plot is not None or (as_table and csv is None)
     rows = _Rows(sweep, csv, not no_header, keep=None if all_of_them else MOST_ROWS if as_table else 0)
     try:
         _fill(rows, jobs, quiet, bar=csv != tabular.STDOUT or not sys.stdout.isatty())
@@ -156,7 +169,8 @@ def run(
         raise StoppedError(f"interrupted after {rows.done} of {plural(len(sweep), 'point')}{rows.hint()}") from None
     finally:
         rows.close()
-    tabular.write([(json, lambda: tabular.json_text(rows.kept))])
+    drawn = plot if rows.failed < len(sweep) else None  # else there is nothing to draw, and an error follows
+    tabular.write([(json, lambda: tabular.json_text(rows.kept)), (drawn, lambda: _picture(rows.kept, sweep, plot))])
     if as_table:
         from planner.report.sweep import Counts, print_sweep  # noqa: PLC0415 (needed for tables only)
 
@@ -170,12 +184,19 @@ def run(
         opt.warn(f"{rows.failed} of {plural(len(sweep), 'point')} have no plan; the first: {rows.error}", quiet)
 
 
+def _picture(rows: Sequence[Row], sweep: Sweep, plot: str | None) -> bytes:
+    """What --plot draws."""
+    from planner.report.plot import sweep_plot  # noqa: PLC0415 (needed where it is asked for)
+
+    return sweep_plot(rows, sweep.axes, str(plot))
+
+
 def _values(name: str, text: str) -> tuple[Any, ...]:
     option = f"--{name.replace('_', '-')}"
     return whole_numbers(text, option) if name in NUMBERS else words(text, option)
 
 
-_OWN = frozenset((*AXES, "top", "jobs", "csv", "json", "no_header", "quiet", "debug"))
+_OWN = frozenset((*AXES, "top", "jobs", "csv", "json", "no_header", "plot", "quiet", "debug"))
 
 
 def _shared(context: typer.Context) -> str:

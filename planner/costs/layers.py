@@ -256,8 +256,13 @@ def qk_norm_operations(model: Model, shard: Shard, work: Pass, formats: Formats)
     ]
 
 
-def end_operations(model: Model, shard: Shard, work: Pass, formats: Formats) -> list[Operation]:
-    """Embedding before the first layer; behind the last its norm, and for rows that need logits head and sampling."""
+def end_operations(
+    model: Model, shard: Shard, work: Pass, formats: Formats, normed: Num | None = None
+) -> list[Operation]:
+    """Embedding before the first layer; behind the last its norm, and for rows that need logits head and sampling.
+
+    `normed` is the number of tokens that the last norm sees where it is not all of them.
+    """
     d, native = model.hidden, formats.native
     logits = work.decode_rows + work.prompts_ended
     head = head_elements(model, shard) * formats.weights.plain_bytes * (logits > 0)
@@ -270,7 +275,7 @@ def end_operations(model: Model, shard: Shard, work: Pass, formats: Formats) -> 
             "last",
             times=model.norm.final,
             weight_bytes=final_norm_elements(model) * ACT,
-            activation_bytes=work.tokens * d * 4 * ACT,
+            activation_bytes=(work.tokens if normed is None else normed) * d * 4 * ACT,
         ),
         gemm("head", logits, d, shard.vocab, head, native, "last"),
         Operation("sampling", "elementwise", native, "last", activation_bytes=logits * model.vocab * 6.0),

@@ -74,9 +74,15 @@ class Split(NamedTuple):
         """Tokens on the chips with most of them: whole requests are divided over N, each with its tokens."""
         if not self.gathered:
             return work.tokens
-        prompts = np.maximum(work.prompts, 1.0)
-        prefilled = work.prefill_tokens * (np.ceil(prompts / self.copies) / prompts)
-        return np.ceil(work.decode_rows / self.copies) + prefilled
+        decoded, prefilled = fullest(work, self.copies)
+        return (decoded + prefilled) / self.copies
+
+
+def fullest(work: Pass, ranks: Num) -> tuple[Num, Num]:
+    """(decode rows, prefill tokens) as if all of so many ranks had the whole requests that the fullest one has."""
+    prompts = np.maximum(work.prompts, 1.0)
+    prefilled = work.prefill_tokens * (np.ceil(prompts / ranks) * ranks / prompts)
+    return np.ceil(work.decode_rows / ranks) * ranks, prefilled
 
 
 def _product(values: Iterable[Num]) -> Num:
@@ -93,14 +99,20 @@ def count(
 
     A pass with prompt tokens runs in the prefill's layout, decodes that ride along too.
     """
-    layout = structure.prefill_ffn if np.any(np.asarray(work.prefill_tokens) > 0) else structure.ffn
+    layout = layout_of(work, structure)
     if layout == "1d":
         return layers.count(model, engine, shard, work, formats, structure)
     split = Split.of(layout, shard)
     operations = _projections(model, engine, shard, work, formats, split)
     operations += attention_operations(model, shard, work, formats, structure)
-    operations += _elementwise(model, shard, work, formats, split) + end_operations(model, shard, work, formats)
+    operations += _elementwise(model, shard, work, formats, split)
+    operations += end_operations(model, shard, work, formats, normed=work.decode_rows + work.prompts_ended)
     return operations, _transfers(model, engine, shard, work, formats, structure, split)
+
+
+def layout_of(work: Pass, structure: Structure) -> str:
+    """The layout of a pass."""
+    return structure.prefill_ffn if np.any(np.asarray(work.prefill_tokens) > 0) else structure.ffn
 
 
 class _Widths(NamedTuple):
@@ -127,6 +139,21 @@ def _widths(model: Model, shard: Shard, split: Split) -> _Widths:
     )
 
 
+def used_elements(model: Model, shard: Shard, split: Split) -> Num:
+    """Elements of a layer's matrices that a chip multiplies with: its own, or what it has gathered.
+
+    Projections of KV heads that several chips store are gathered once, each of them sending a share.
+    """
+    wide = _widths(model, shard, split)
+    return model.hidden / split.x * (wide.qkv + wide.queries + (model.ffn.inputs + 1) * wide.hidden)
+
+
+def resting_bytes(model: Model, tp: Num, work: Pass, structure: Structure) -> Num:
+    """Bytes of a pass's tokens on a rank between two layers: in layout 1d every rank has all of them, else a part."""
+    every = work.tokens * model.hidden * ACT
+    return every if layout_of(work, structure) == "1d" else every / tp
+
+
 def _side_by_side(model: Model, engine: Engine) -> bool:
     return model.parallel_block and engine.fused_block
 
@@ -136,19 +163,25 @@ def _projections(
 ) -> list[Operation]:
     """Products with [d / X, columns] and back; in a fused block those of attention and FFN are one kernel."""
     wide, rows, inner = _widths(model, shard, split), split.rows(work), model.hidden / split.x
-    each, dtype, inputs = formats.weights.bytes, formats.compute, model.ffn.inputs
+    each, plain, dtype, own = (
+        formats.weights.bytes,
+        formats.weights.plain_bytes,
+        formats.compute,
+        layer_weights(model, shard),
+    )
+    into = {"qkv": (wide.qkv, own.qkv_bias), "gate_up": (model.ffn.inputs * wide.hidden, own.gate_up_bias)}
+    out = {"out": (wide.queries, own.out_bias), "down": (wide.hidden, own.down_bias)}
     if _side_by_side(model, engine):
-        into, out = wide.qkv + inputs * wide.hidden, wide.queries + wide.hidden
-        return [
-            gemm("qkv, gate_up", rows, inner, into, inner * into * each, dtype),
-            gemm("out, down", rows, out, inner, inner * out * each, dtype),
-        ]
+        into, out = ({", ".join(side): _sums(side.values())} for side in (into, out))
     return [
-        gemm("qkv", rows, inner, wide.qkv, inner * wide.qkv * each, dtype),
-        gemm("out", rows, wide.queries, inner, inner * wide.queries * each, dtype),
-        gemm("gate_up", rows, inner, inputs * wide.hidden, inner * inputs * wide.hidden * each, dtype),
-        gemm("down", rows, wide.hidden, inner, inner * wide.hidden * each, dtype),
+        *(gemm(k, rows, inner, n, inner * n * each + bias * plain, dtype) for k, (n, bias) in into.items()),
+        *(gemm(k, rows, n, inner, inner * n * each + bias * plain, dtype) for k, (n, bias) in out.items()),
     ]
+
+
+def _sums(pairs: Iterable[tuple[Num, Num]]) -> tuple[Num, Num]:
+    first, second = (sum(values) for values in zip(*pairs, strict=True))
+    return first, second
 
 
 def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats, split: Split) -> list[Operation]:
@@ -158,7 +191,14 @@ def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats, split
     kv_write = work.tokens * 2 * shard.kv_heads * dh * formats.kv.bytes
     part, hidden = rows * d / split.x, rows * shard.ffn * split.copies
     return [
-        Operation("norm", "elementwise", native, times=model.norm.per_layer, activation_bytes=part * 4 * ACT),
+        Operation(
+            "norm",
+            "elementwise",
+            native,
+            times=model.norm.per_layer,
+            weight_bytes=model.norm.vectors * d / split.x * ACT,
+            activation_bytes=part * 4 * ACT,
+        ),
         Operation("rope, KV write", "elementwise", native, activation_bytes=work.tokens * qkv * 2 * ACT + kv_write),
         Operation("activation", "elementwise", native, activation_bytes=hidden * (model.ffn.inputs + 1) * ACT),
         *qk_norm_operations(model, shard, work, formats),
@@ -173,10 +213,8 @@ def _transfers(
     blocks = 1 if model.parallel_block else 2
     transfers: list[Transfer] = []
     if split.gathered:
-        own = layer_weights(model, shard).matrices * formats.weights.bytes
-        transfers.append(
-            Transfer("weights", "all_gather", own * split.copies / blocks, times=blocks, axes=split.gathered)
-        )
+        weights = used_elements(model, shard, split) * formats.weights.bytes
+        transfers.append(Transfer("weights", "all_gather", weights / blocks, times=blocks, axes=split.gathered))
     if split.rest:
         part = rows * d / split.x * ACT
         transfers.append(Transfer("inputs", "all_gather", part, times=blocks, axes=split.rest))
@@ -186,8 +224,9 @@ def _transfers(
     transfers += _resharded(model, shard, work, structure, split)
     if engine.embedding_all_reduce:
         transfers.append(Transfer("embedding", "reduce_scatter", work.tokens * d * ACT, "first"))
-    logits = (work.decode_rows + work.prompts_ended) * shard.vocab * shard.tp * ACT
-    transfers.append(Transfer("logits all-gather", "all_gather", logits, "last"))
+    logits = work.decode_rows + work.prompts_ended
+    transfers.append(Transfer("last rows", "all_gather", logits * d * ACT, "last"))  # for the head, over all chips
+    transfers.append(Transfer("logits all-gather", "all_gather", logits * shard.vocab * shard.tp * ACT, "last"))
     return transfers
 
 
@@ -214,41 +253,45 @@ def _resharded(model: Model, shard: Shard, work: Pass, structure: Structure, spl
     The projections leave each request's heads divided over the chips that share it (`across`), requests over N.
     Attention over the batch wants whole requests: an all-to-all among those chips. Over heads it wants every request
     with its own heads: an all-to-all along the gathered axes; keys and values that several ranks need are gathered.
+    Requests that do not divide fill the fullest chip, which paces an all-to-all.
     """
-    dh, heads = model.attention.head_dim, shard.heads * shard.tp
-    query, kv = heads * dh * ACT / shard.tp, 2 * model.attention.kv_heads * dh * ACT / shard.tp
-    prompts = np.maximum(work.prompts, 1.0)
-    own = 2 * shard.kv_heads * dh * ACT
-    copied = shard.kv_heads * shard.tp > model.attention.kv_heads  # several ranks need the same keys and values
+    dh, tp = model.attention.head_dim, shard.tp
+    query, kv = shard.stored_heads / shard.x * dh * ACT, 2 * model.attention.kv_heads * dh * ACT / tp
     found: list[Transfer] = []
-    phases = (
-        ("", structure.attention, work.decode_rows, np.ceil(work.decode_rows / shard.tp) * shard.tp),
-        (
-            " (prefill)",
-            structure.prefill_attention,
-            work.prefill_tokens,
-            work.prefill_tokens * (np.ceil(prompts / shard.tp) * shard.tp / prompts),
-        ),
-    )
-    for suffix, sharding, tokens, fullest in phases:
+    decodes, prefills = fullest(work, tp)
+    for suffix, sharding, tokens, whole in (
+        ("", structure.attention, work.decode_rows, decodes),
+        (" (prefill)", structure.prefill_attention, work.prefill_tokens, prefills),
+    ):
         if not np.any(tokens):
             continue
-        if sharding == "batch":
-            if split.across:
-                found += [
-                    Transfer(f"heads to batch{suffix}", "all_to_all", fullest * (query + kv), axes=split.across),
-                    Transfer(f"batch to heads{suffix}", "all_to_all", fullest * query, axes=split.across),
-                ]
-            continue
-        if split.gathered:
+        if sharding == "heads":
+            found += _to_heads(model, shard, work, split, suffix)
+        elif split.across:
             found += [
-                Transfer(f"requests to heads{suffix}", "all_to_all", tokens * query, axes=split.gathered),
-                Transfer(f"heads to requests{suffix}", "all_to_all", tokens * query, axes=split.gathered),
-                Transfer(f"KV to heads{suffix}", "all_to_all", tokens * kv * ~copied, axes=split.gathered),
-                Transfer(f"KV to all heads{suffix}", "all_gather", tokens * own * copied, axes=split.gathered),
+                Transfer(f"heads to batch{suffix}", "all_to_all", whole * (query + kv), axes=split.across),
+                Transfer(f"batch to heads{suffix}", "all_to_all", whole * query, axes=split.across),
             ]
-        else:
-            found.append(Transfer(f"KV to all heads{suffix}", "all_gather", tokens * own * copied, axes="x"))
-        if suffix and structure.attention == "batch":  # the prompt's KV moves to the rank that decodes it
-            found.append(Transfer("KV to batch (prefill)", "all_to_all", fullest * kv))
+        if suffix and sharding == "heads" and structure.attention == "batch" and split.across:
+            # the prompt's KV moves to the rank that decodes it, which is one of those that share the request
+            found.append(Transfer("KV to batch (prefill)", "all_to_all", whole * kv, axes=split.across))
     return found
+
+
+def _to_heads(model: Model, shard: Shard, work: Pass, split: Split, suffix: str) -> list[Transfer]:
+    """To attention over heads and back, of a pass's decode rows or (with a suffix) its prefill tokens."""
+    dh, tokens = model.attention.head_dim, work.prefill_tokens if suffix else work.decode_rows
+    needed = tokens * 2 * shard.kv_heads * dh * ACT  # keys and values for a rank's own heads
+    if not split.gathered:
+        # the sums of KV heads are scattered over those ranks along X that need them, which gather them again
+        alike, x = shard.x * shard.kv_heads / shard.stored_kv_heads, np.maximum(shard.x, 2.0)
+        return [Transfer(f"KV to all heads{suffix}", "all_gather", needed * (1 - 1 / alike) * x / (x - 1), axes="x")]
+    copied = np.asarray(shard.kv_heads * shard.tp > model.attention.kv_heads)  # several ranks need the same ones
+    whole = fullest(work, split.copies)[1 if suffix else 0]
+    query, kv = whole * shard.heads * dh * ACT, whole * 2 * shard.kv_heads * dh * ACT
+    return [
+        Transfer(f"requests to heads{suffix}", "all_to_all", query, axes=split.gathered),
+        Transfer(f"heads to requests{suffix}", "all_to_all", query, axes=split.gathered),
+        Transfer(f"KV to heads{suffix}", "all_to_all", kv * ~copied, axes=split.gathered),
+        Transfer(f"KV to all heads{suffix}", "all_gather", needed * copied, axes=split.gathered),
+    ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.costs.layers import Formats, Structure
-from planner.costs.layouts import GATHERED, Split
+from planner.costs.layouts import GATHERED, Split, used_elements
 from planner.costs.weights import (
     Num,
     Shard,
@@ -276,11 +276,11 @@ def table_bytes(model: Model, engine: Engine, shard: Shard, stages: Stages) -> T
 
 def gathered_bytes(model: Model, shard: Shard, formats: Formats, structure: Structure) -> Num:
     """Bytes of a layer's weights beyond a chip's own, while a weight-gathered pass has them together."""
-    layouts = {structure.ffn, structure.prefill_ffn}
-    if not any(GATHERED[layout] for layout in layouts):
-        return 0.0
-    copies = np.max([Split.of(layout, shard).copies * np.ones_like(shard.tp) for layout in layouts], axis=0)
-    return (copies - 1) * layer_weights(model, shard).matrices * formats.weights.bytes
+    own, most = layer_weights(model, shard).matrices, 0.0 * shard.tp
+    for layout in {structure.ffn, structure.prefill_ffn}:
+        if GATHERED[layout]:
+            most = np.maximum(most, used_elements(model, shard, Split.of(layout, shard)) - own)
+    return most * formats.weights.bytes
 
 
 def _other(model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, gathered: Num) -> Trio:

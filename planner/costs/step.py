@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from planner.costs.collectives import Groups, Network
 from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer
-from planner.costs.layouts import count
+from planner.costs.layouts import count, resting_bytes
 from planner.costs.roofline import Parts, price_operation, resources
 from planner.costs.terms import Terms, Work
 from planner.costs.weights import Num, Shard, Stages
-from planner.specs.dtypes import ACTIVATION_BYTES
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
@@ -174,8 +173,8 @@ def _settle(hardware: Hardware, stage: Parts) -> Parts:
 
 
 def _sends(replica: Replica, work: Pass) -> Parts:
-    """Seconds of handing the activations [tokens, d] on, from stage to stage."""
-    size, network = work.tokens * replica.model.hidden * ACTIVATION_BYTES, replica.network
+    """Seconds of handing the activations on, from stage to stage."""
+    size, network = resting_bytes(replica.model, replica.tp, work, replica.structure), replica.network
     boundaries = list(_boundaries(replica))
     time: Num = 0.0
     for count_here, level in boundaries:

@@ -53,6 +53,7 @@ class Shard(NamedTuple):
         attention_dp: int = 1,
         x: Num = 1.0,
         y: Num = 1.0,
+        head_padding: bool = False,
     ) -> Shard:
         """The fullest rank's share under tensor parallelism of degree `tp`.
 
@@ -62,8 +63,8 @@ class Shard(NamedTuple):
         smaller ones, each with all heads of its own requests.
 
         Where X divides the model's width the heads' columns are stored over the other YZ ranks; attention over heads
-        divides them over all. Heads are padded to all ranks if no more than half as many again are empty then, else
-        to those YZ.
+        divides them over all. With `head_padding` they are padded to all ranks if no more than half as many again are
+        empty then; else to those YZ, where X then divides a head's columns.
         """
         tp = np.asarray(tp, dtype=float)
         over = tp / attention_dp
@@ -71,7 +72,7 @@ class Shard(NamedTuple):
         stored, stored_kv = heads, np.maximum(1.0, np.ceil(model.attention.kv_heads / over))
         if np.any(np.asarray(x) > 1):
             ways = over / x
-            fits = heads * over <= PADDING * model.attention.heads
+            fits = head_padding & (heads * over <= PADDING * model.attention.heads)
             stored = np.where(fits, heads * x, np.ceil(model.attention.heads / ways))
             heads = np.ceil(stored / x)
             stored_kv = np.maximum(1.0, np.ceil(model.attention.kv_heads / ways))
@@ -98,7 +99,7 @@ class Shard(NamedTuple):
     ) -> Shard:
         """A rank's share with the padding that an engine adds for weights of this dtype."""
         expert_multiple = engine.memory.expert_multiple.get(weights, 1)
-        return cls.of(model, tp, engine.vocabulary_multiple, expert_multiple, attention_dp, x, y)
+        return cls.of(model, tp, engine.vocabulary_multiple, expert_multiple, attention_dp, x, y, engine.head_padding)
 
 
 class LayerWeights(NamedTuple):

@@ -101,10 +101,7 @@ class Plan(NamedTuple):
         layouts += layouts[-1:] if len(layouts) == 1 else []
         named = dict(zip(("attention", "prefill_attention"), attention, strict=False))
         named |= dict(zip(("ffn", "prefill_ffn"), layouts, strict=False))
-        plan = cls(**found, **named, grid=grids[0] if grids else "")  # type: ignore[arg-type]
-        if plan.grid:
-            grid_axes(plan.grid)
-        return plan
+        return cls(**found, **named, grid=grid_text(grids[0]) if grids else "")  # type: ignore[arg-type]
 
 
 def grid_axes(text: str) -> tuple[int, int, int]:
@@ -117,6 +114,16 @@ def grid_axes(text: str) -> tuple[int, int, int]:
         raise InputError(f"{text!r} is not a grid: expected chips as X x YZ or X x Y x Z, as 4x16 or 4x4x4")
     x, y, *z = map(int, text.lower().split("x"))
     return x, y, z[0] if z else 1
+
+
+def grid_text(text: str) -> str:
+    """A grid as it is printed: `4x16x1` is `4x16`.
+
+    Raises:
+        InputError: not a grid.
+    """
+    x, y, z = grid_axes(text)
+    return f"{x}x{y}" if z == 1 else f"{x}x{y}x{z}"
 
 
 def layouts_of(ffn: str | None, prefill_ffn: str | None) -> tuple[str, str]:

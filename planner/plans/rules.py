@@ -34,8 +34,9 @@ def tp_allowed(model: Model, engine: Engine, tp: int, weights: str | None = None
     attention, ways = model.attention, tp // x
     if reason := _heads(model, engine, tp) and _heads(model, engine, ways):
         return reason
-    if attention.latent is None and attention.kv_heads % ways and ways % attention.kv_heads:
-        return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
+    for ranks in (tp, ways):  # those of attention, and those that its projections are divided over
+        if attention.latent is None and attention.kv_heads % ranks and ranks % attention.kv_heads:
+            return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
     for what, width in _widths(model):
         if width % tp:
             return f"does not divide the {what}'s {width}"
@@ -192,7 +193,9 @@ def _grid(model: Model, plan: Plan) -> str | None:
     for wanted in pair:
         if wanted in ("2d", "wg-x", "wg-xy") and x == 1:
             grid = f"grid {plan.grid} has" if plan.grid else "without a grid there is"
-            return f"FFN layout {wanted}: {grid} no X to divide the model's width over; give one, as 2x{plan.tp // 2}"
+            least = next(x for x in range(2, plan.tp + 1) if plan.tp % x == 0)
+            as_this = f"{least}x{plan.tp // least}"
+            return f"FFN layout {wanted}: {grid} no X to divide the model's width over; give one, as {as_this}"
         if wanted == "wg-xy" and z == 1:
             return f"FFN layout wg-xy: grid {plan.grid} has no Z; with X and Y alone it is wg-xyz"
     if model.hidden % x:

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from planner.plans.placement import Mesh, Placement
-from planner.plans.plan import Plan, grid_axes
+from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of
 from planner.plans.rules import most_ranks, refusal, tp_allowed
 from planner.specs.engine import Engine
 from planner.specs.model import Model
@@ -32,7 +32,8 @@ class Filters(NamedTuple):
 
     def distinct(self) -> Filters:
         """The same filters, a value named twice counted once."""
-        return self._replace(**{name: tuple(dict.fromkeys(getattr(self, name))) for name in self._fields})
+        named = self._replace(grid=tuple(grid and grid_text(grid) for grid in self.grid))
+        return self._replace(**{name: tuple(dict.fromkeys(getattr(named, name))) for name in self._fields})
 
 
 class Refused(NamedTuple):
@@ -115,7 +116,10 @@ def _layouts(
                 found = True
                 yield ffn, prefill_ffn, grid
     if not found:  # to be refused with the reason
-        yield own[0], filters.prefill_ffn[0] if filters.prefill_ffn else own[0], filters.grid[0] if filters.grid else ""
+        ffn, prefill_ffn = (values[0] if values else None for values in (filters.ffn, filters.prefill_ffn))
+        if filters.grid and not (ffn or prefill_ffn) and "2d" in engine.ffn:
+            ffn = "2d"
+        yield *layouts_of(ffn, prefill_ffn), filters.grid[0] if filters.grid else ""
 
 
 def _stored_alike(ffn: str, prefill_ffn: str, grid: str, tp: int, named: bool) -> bool:

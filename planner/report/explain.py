@@ -102,13 +102,13 @@ def _item_row(item: Item, total: float) -> dict[str, Any]:
 def print_explanation(found: Explanation) -> None:
     """Everything about one plan."""
     plan = found.plan
-    show(paragraphs([_headline(found), *extrapolated(plan.request.engine, plan.results)]))
+    show(paragraphs([headline(found), *extrapolated(plan.request.engine, plan.results)]))
     for name, times in (("TTFT", plan.ttft), ("TPOT", plan.tpot)):
         if not times.items:
             continue
         print(f"\n{name} {short(times.total / MS)} ms")
         _print_times(plan, times)
-        show(paragraphs([_floor(plan, floored(times))]))
+        show(paragraphs([floor_sentence(plan, floored(times))]))
     print("\nMemory of the fullest chip, GiB")
     _print_memory(plan)
     if found.effects:
@@ -121,7 +121,8 @@ def print_explanation(found: Explanation) -> None:
     print_placement(plan.setting.placement, plan.plan)
 
 
-def _headline(found: Explanation) -> str:
+def headline(found: Explanation) -> str:
+    """Which plan, for what, and what it takes, in a sentence."""
     plan, request, row = found.plan, found.plan.request, found.plan.row
     work = request.workload
     place = "" if found.place is None else f" (number {found.place} of {plural(found.plans, 'plan')})"
@@ -153,6 +154,12 @@ def shown_items(times: Times) -> list[Item]:
         if phase in times.phases:
             found.append(summed(phase, text, times.phase(phase).items))
     return found
+
+
+def floor_of(item: Item) -> float:
+    """Seconds of an item's floor where it says something, as in the tables: else 0."""
+    own = item.phase in ("", OWN, STEP)
+    return item.floor if own and item.seconds < FAR * item.floor else 0.0
 
 
 def _print_times(plan: Breakdown, times: Times) -> None:
@@ -208,7 +215,7 @@ def signed(value: float, digits: int = 4) -> str:
     return f"-{short(-value, digits)}" if value < 0 else short(value, digits)
 
 
-def _floor(plan: Breakdown, times: Times) -> str:
+def floor_sentence(plan: Breakdown, times: Times) -> str:
     """One sentence: what physics sets for a pass as a whole."""
     whole = times.whole
     what = "decode step" if times.phases == [STEP] else "prompt's own passes"

@@ -56,13 +56,13 @@ def print_placement(placement: Placement, plan: Plan) -> None:
         plan: what stands on it.
     """
     found = seats(placement, plan)
-    hosts = _hosts(placement)
-    title = f"Placement of {plan.label}: {plural(len(hosts), 'node')} of {placement.hardware.name}"
+    nodes = hosts(placement)
+    title = f"Placement of {plan.label}: {plural(len(nodes), 'node')} of {placement.hardware.name}"
     if idle := placement.usable - plan.chips:
         title += f", {plural(idle, 'chip')} of {placement.usable} idle ({IDLE})"
     show(paragraphs([f"{title}."]))
     _show_pieces(picture(placement, plan, width()))
-    show(paragraphs(list(_captions(placement, plan, found))))
+    show(paragraphs(list(captions(placement, plan, found))))
 
 
 def picture(placement: Placement, plan: Plan, limit: int) -> list[Line]:
@@ -74,15 +74,15 @@ def picture(placement: Placement, plan: Plan, limit: int) -> list[Line]:
         limit: columns; a node whose chips need more takes several lines.
     """
     cells = _cells(placement, plan)
-    hosts = _hosts(placement)
-    name_width = len(f"node {len(hosts) - 1}")
-    cell_width = max(len(str(max(hosts) - 1)), *(len(piece.text) for piece in cells.values()))
-    most = max(hosts)
+    nodes = hosts(placement)
+    name_width = len(f"node {len(nodes) - 1}")
+    cell_width = max(len(str(max(nodes) - 1)), *(len(piece.text) for piece in cells.values()))
+    most = max(nodes)
     across = most if placement.hardware.host_chips else min(most, MOST_CELLS)
     while across > 1 and name_width + across * (cell_width + 2) > limit:
         across = -(-across // 2)
     lines: list[Line] = []
-    for node, chips in enumerate(hosts):
+    for node, chips in enumerate(nodes):
         for start in range(0, chips, across):
             row = [cells.get(Seat(node, chip), Piece(IDLE, "dim")) for chip in range(start, min(start + across, chips))]
             lines.append(_line(f"node {node}" if start == 0 else "", name_width, row, cell_width))
@@ -116,7 +116,7 @@ def _cells(placement: Placement, plan: Plan) -> dict[Seat, Piece]:
     return found
 
 
-def _hosts(placement: Placement) -> list[int]:
+def hosts(placement: Placement) -> list[int]:
     """Chips of each node; the last has what is left of them."""
     chips, host = placement.usable, placement.hardware.host_chips
     if host is None:
@@ -124,7 +124,7 @@ def _hosts(placement: Placement) -> list[int]:
     return [min(host, chips - start) for start in range(0, chips, host)]
 
 
-def _captions(placement: Placement, plan: Plan, found: Sequence[Sequence[Seat]]) -> Iterator[str]:
+def captions(placement: Placement, plan: Plan, found: Sequence[Sequence[Seat]]) -> Iterator[str]:
     """How to read a cell, and which network carries what."""
     copy, stage, rank = plan.dp - 1, plan.pp - 1, plan.tp * plan.cp - 1
     yield (

@@ -128,8 +128,8 @@ def _searched(ranking: Ranking) -> bool:
     return request.workload.concurrency is None and (request.pareto or request.objective in SEARCHED)
 
 
-def caption(ranking: Ranking) -> list[str]:
-    """The lines below a ranked table: workload, limits, how many plans, why, how sure."""
+def question(ranking: Ranking) -> str:
+    """What was asked, in a sentence."""
     request, results = ranking.request, ranking.results
     work, first = request.workload, results.row(0)
     load = "concurrency searched" if _searched(ranking) else f"concurrency {first['concurrency']}"
@@ -139,33 +139,45 @@ def caption(ranking: Ranking) -> list[str]:
         if ranking.placement.slice
         else f"{request.gpus} x {request.hardware.name}"
     )
-    lines = [
+    return (
         f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
         f"{request.engine.name} {request.engine.version}; {prompt(work.isl, work.prefix_hit)}, {work.osl} out, {load}, "
-        f"{batching(first)}; for {goal}.",
-        f"{_counts(ranking)}; {_limits(ranking)}.",
-        winner(ranking)
-        if not request.pareto
-        else "Pareto: no other plan has both a lower TPOT and more tokens/s per chip.",
-    ]
-    idle = _idle(ranking)
-    if idle:
-        lines.append(idle)
-    notes = [*_ties(ranking), *_loaded_ttft(ranking), *extrapolated(request.engine, results)]
-    notes += bounds(request.engine)
-    notes += unmeasured(results)
+        f"{batching(first)}; for {goal}."
+    )
+
+
+def answer(ranking: Ranking) -> str:
+    """Which plan, by how much and why, in a sentence."""
+    if ranking.request.pareto:
+        return "Pareto: no other plan has both a lower TPOT and more tokens/s per chip."
+    return winner(ranking)
+
+
+def caption(ranking: Ranking) -> list[str]:
+    """The lines below a ranked table: workload, limits, how many plans, why, how sure."""
+    lines = [question(ranking), f"{counts(ranking)}; {kept(ranking)}.", answer(ranking), *idle(ranking)]
+    return [*lines, " ".join([*_ties(ranking), *notes(ranking)])]
+
+
+def notes(ranking: Ranking) -> list[str]:
+    """What the figures are not sure of, and where they come from, beside what counts as a tie."""
+    request, results = ranking.request, ranking.results
+    first = results.row(0)
+    found = [*_loaded_ttft(ranking), *extrapolated(request.engine, results)]
+    found += bounds(request.engine)
+    found += unmeasured(results)
     if request.model.unverified or (request.model.published and request.model.published.unverified):
-        notes.append(f"Facts of {request.model.name} marked unverified: see `plan show {request.model.name}`.")
+        found.append(f"Facts of {request.model.name} marked unverified: see `plan show {request.model.name}`.")
     if request.objective == "cost" and first["usd_per_mtok"] is None:
-        notes.append(f"No price for {request.hardware.name}: ranked by chip-seconds per token (--price gives one).")
+        found.append(f"No price for {request.hardware.name}: ranked by chip-seconds per token (--price gives one).")
     elif request.hardware.price and request.usd_per_chip_hour is None:
         listed = request.hardware.price
-        notes.append(f"$ at {listed.usd_per_chip_hour:g} per chip-hour ({listed.offer}, {listed.date}).")
-    return [*lines, " ".join(notes)]
+        found.append(f"$ at {listed.usd_per_chip_hour:g} per chip-hour ({listed.offer}, {listed.date}).")
+    return found
 
 
-def _counts(ranking: Ranking) -> str:
-    """How many plans there are and what became of them; the parts add up to the whole."""
+def counts(ranking: Ranking, where: str = "; --rejected says why") -> str:
+    """How many plans there are and what became of them; the parts add up to the whole; `where` the reasons stand."""
     limits = [refused.limit for refused in ranking.refused]
     refused = len(limits)
     total = ranking.plans + limits.count("rule")  # what a rule refuses is not priced
@@ -175,7 +187,7 @@ def _counts(ranking: Ranking) -> str:
     text += f": {total - refused} {'compared' if ranking.request.pareto else 'ranked'}"
     if refused:
         kinds = ", ".join(f"{limits.count(kind)} by {word}" for kind, word in _REFUSED_BY.items() if kind in limits)
-        text += f", {refused} refused ({kinds}; --rejected says why)"
+        text += f", {refused} refused ({kinds}{where})"
     return text
 
 
@@ -244,7 +256,8 @@ def _loaded_ttft(ranking: Ranking) -> list[str]:
     return ["TTFT leaves out waiting in a queue and is not calibrated under load."]
 
 
-def _limits(ranking: Ranking) -> str:
+def kept(ranking: Ranking) -> str:
+    """The limits that every ranked plan keeps."""
     limits = ranking.request.limits
     budget, chip = ranking.results.row(0)["memory_limit_gib"], ranking.request.hardware.chip.memory_bytes / GIB
     texts = [f"{budget:.1f} of {chip:.1f} GiB per chip"]
@@ -256,16 +269,16 @@ def _limits(ranking: Ranking) -> str:
     return "limits: " + ", ".join(texts)
 
 
-def _idle(ranking: Ranking) -> str | None:
+def idle(ranking: Ranking) -> list[str]:
     """A sentence where chips of the first plan have nothing to do."""
     first = ranking.results.row(0)
     replicas = min(first["dp"], first["concurrency"])
     busy = replicas * first["tp"] * first["pp"] * first["cp"]
     if busy >= first["gpus"]:
-        return None
+        return []
     reason = (
         f"{plural(first['concurrency'], 'request')} in flight can keep only {replicas} of {first['dp']} replicas busy"
         if replicas < first["dp"]
         else f"{first['plan']} leaves {first['idle_gpus']} of {first['gpus']} chips idle, which are paid for"
     )
-    return f"{reason}: {busy} chips suffice for this."
+    return [f"{reason}: {busy} chips suffice for this."]

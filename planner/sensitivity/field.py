@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from planner.costs.collectives import Groups, Network
 from planner.costs.layers import Pass, Structure, causal_pairs
-from planner.costs.layouts import count
+from planner.costs.layouts import count, resting_bytes
 from planner.costs.memory import cached_tokens
 from planner.costs.serving import Fit, Rows, Setting, fit, price
 from planner.costs.weights import Num, Shard
@@ -26,7 +26,6 @@ from planner.ranking import Ranking
 from planner.request import SEARCHED
 from planner.results import Results
 from planner.sensitivity.constants import PHASES, Constant, scaled
-from planner.specs.dtypes import ACTIVATION_BYTES
 from planner.specs.hardware import Hardware
 from planner.units import MS
 
@@ -270,7 +269,7 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
             crosses = transfer.op == "all_reduce" and np.any(level > 0)
             phased = flat.price(transfer, groups) > once * (1 + _DIFFERENT) if crosses else nothing > 0
             times.append((transfer.op, level, ranks, size, often * once, phased))
-        size = work.tokens * setting.model.hidden * ACTIVATION_BYTES
+        size = resting_bytes(setting.model, tp, work, setting.structure)
         for crossed, boundaries in enumerate(_boundaries(setting, rows)):
             if np.any(boundaries):
                 on, two = (np.full(tp.shape, number) for number in (crossed, 2))

@@ -109,7 +109,8 @@ class Sensitivity(NamedTuple):
 
 def buffer(example: Example) -> str:
     """`16 KiB over 8 ranks`."""
-    size = f"{example.bytes / KIB:.4g} KiB" if example.bytes < MIB else f"{example.bytes / MIB:.4g} MiB"
+    units = ((MIB, "MiB"), (KIB, "KiB"), (1, "B"))
+    size = next(f"{example.bytes / unit:.4g} {name}" for unit, name in units if example.bytes >= unit or unit == 1)
     return f"{size} over {example.ranks} ranks"
 
 

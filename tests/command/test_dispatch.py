@@ -40,7 +40,9 @@ CONTRACT = {
     "--no-header --quiet --debug": ("launch",),
     "--launch": ("rank",),
     "--placement": ("rank", "estimate"),
-    "--plot": ("rank", "explain"),
+    "--plot": ("rank", "explain", "compare", "sweep"),
+    "--html": ("rank", "explain"),
+    "--placement-svg": ("rank", "explain", "estimate"),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),
@@ -89,6 +91,7 @@ def test_every_command_word_runs() -> None:
     words |= {"sweep": ("-m", "llama3-8b", "--gpus", "1,2"), "completion": ("bash",)}
     words |= {"memory": ("-m", "llama3-8b"), "validate": ("--memory",)}
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
+    words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"diagnose": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}

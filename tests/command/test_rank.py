@@ -115,6 +115,8 @@ def test_json_has_null_where_nothing_applies_and_whole_numbers_whole() -> None:
     assert absent == {
         "tpot_ms",
         "mfu_decode",
+        "gpu_s_per_token_decode",
+        "grid",
         "usd_per_mtok",
         "usd_per_mtok_input",
         "usd_per_mtok_output",

@@ -332,6 +332,22 @@ def torus_all_gather(fabric: Fabric, torus: Torus, buffers: Buffers) -> Buffers:
     }
 
 
+def torus_all_gather_by_axis(fabric: Fabric, torus: Torus, order: Sequence[int], buffers: Buffers) -> Buffers:
+    """One axis after the other, each a collective of its own; tags of the messages are wires, as above."""
+    chips: list[dict[Any, Array]] = [
+        {(chip, half): piece for half, piece in enumerate(np.array_split(array, 2))} for chip, array in buffers.items()
+    ]
+    for axis in order:
+        fabric.begin(f"all_gather along {axis}")
+        for moves in _axis_all_gather(fabric, torus, axis, chips):
+            for move, array in zip(moves, fabric.step(moves), strict=True):
+                keys, lengths = move.tag[1]
+                chips[move.target].update(zip(keys, np.split(array, np.cumsum(lengths)[:-1]), strict=True))
+    return {
+        chip: np.concatenate([chips[chip][origin, half] for origin in buffers for half in (0, 1)]) for chip in buffers
+    }
+
+
 def _axis_all_gather(fabric: Fabric, torus: Torus, axis: int, chips: list[dict[Any, Array]]) -> Iterator[list[Move]]:
     """Moves of each step along one axis, both ways. At half a ring the two ways meet and share the last piece."""
     length, wraps = torus.axes[axis], torus.wraps[axis]

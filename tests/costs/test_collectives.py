@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from simulation import (
     ring_reduce_scatter,
     send,
     torus_all_gather,
+    torus_all_gather_by_axis,
     torus_all_to_all_loads,
     tree_all_reduce,
     two_shot_all_reduce,
@@ -799,10 +801,17 @@ def test_a_transfer_costs_its_collective_as_often_as_it_runs() -> None:
 # --------------------------------------------------------------------------------------------------------------- torus
 
 
-def torus(*slices: str, wrap_multiple: int = 4, hop_us: float = 0.0, gpus: int | None = None) -> Network:
+def torus(
+    *slices: str,
+    wrap_multiple: int = 4,
+    hop_us: float = 0.0,
+    gpus: int | None = None,
+    algorithm: str = "torus",
+    base_us: float = 0.0,
+) -> Network:
     """A torus of 45 GB/s a wire and direction, on the largest of the slices."""
     level = NetworkLevel("ici", "torus", 45.0, slices=slices, wrap_multiple=wrap_multiple)
-    rows = [row(op, "ici", "torus", hop_us=hop_us) for op in OPS]
+    rows = [row(op, "ici", algorithm, hop_us=hop_us, base_us=base_us) for op in OPS]
     hardware = machine([level], rows)
     most = max(shape.chips for shape in level.legal_slices())
     return Network(Placement.of(hardware, gpus or most), engine())
@@ -894,3 +903,92 @@ def test_torus_latency_is_the_way_to_the_farthest_chip() -> None:
     assert float(net.seconds("all_gather", 64, 1e-6)) == pytest.approx(6 * US, rel=1e-6, abs=0)
     assert float(net.seconds("all_reduce", 64, 1e-6)) == pytest.approx(12 * US, rel=1e-6, abs=0)
     assert float(net.seconds("all_to_all", 64, 1e-6)) == pytest.approx(6 * US, rel=1e-6, abs=0)
+
+
+# ----------------------------------------------------------------------------------------------- one axis after another
+
+BOXES = [
+    ("8", 4),
+    ("4x4", 4),
+    ("4x4x4", 4),
+    ("2x4", 4),
+    ("2x2x4", 4),
+    ("2x4x8", 4),
+    ("2x2x2", 0),
+    ("3x5", 0),
+    ("2x3x4", 4),
+]
+
+
+def box_of(shape: str, wrap_multiple: int) -> Torus:
+    axes = tuple(int(axis) for axis in shape.split("x"))
+    return Torus(axes, tuple(wrap_multiple > 0 and axis % wrap_multiple == 0 for axis in axes))
+
+
+@pytest.mark.parametrize(("shape", "wrap_multiple"), BOXES)
+def test_axis_after_axis_takes_the_busiest_wire_of_every_phase(shape: str, wrap_multiple: int) -> None:
+    """... in the order of axes in which that is least, which the order of the phases must be."""
+    box, found = box_of(shape, wrap_multiple), []
+    chips = len(box.places)
+    parts = buffers(chips, 4)
+    size = joined(parts).size * ELEMENT
+    for order in permutations(range(len(box.axes))):
+        fabric = Fabric(ELEMENT)
+        holds_everywhere(torus_all_gather_by_axis(fabric, box, order, parts), joined(parts))
+        phases: dict[int, Counter[Any]] = {call: Counter() for call in range(len(order))}
+        for message in fabric.messages:
+            phases[message.call][message.source, message.tag[0]] += message.elements
+        found.append(sum(max(loads.values()) for loads in phases.values()) * ELEMENT / LINK)
+        steps = fabric.steps
+    net = torus(shape, wrap_multiple=wrap_multiple, algorithm="torus_by_axis")
+    assert float(net.seconds("all_gather", chips, size)) == exactly(min(found))
+    assert float(net.seconds("reduce_scatter", chips, size)) == exactly(min(found))
+    assert float(net.seconds("all_reduce", chips, size)) == exactly(2 * min(found))
+    slow = torus(shape, wrap_multiple=wrap_multiple, algorithm="torus_by_axis", hop_us=1.0, base_us=5.0)
+    starts = 5.0 * len(box.axes) + sum(steps)
+    assert float(slow.seconds("all_gather", chips, 1e-9)) == pytest.approx(starts * US, rel=1e-6, abs=0)
+    assert float(slow.seconds("all_reduce", chips, 1e-9)) == pytest.approx(2 * starts * US, rel=1e-6, abs=0)
+    at_once = torus(shape, wrap_multiple=wrap_multiple, hop_us=1.0, base_us=5.0)
+    assert float(at_once.seconds("all_gather", chips, 1e-9)) == pytest.approx((5 + sum(steps)) * US, rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize(("shape", "wrap_multiple"), BOXES)
+def test_an_exchange_axis_after_axis_takes_the_busiest_wire_of_each(shape: str, wrap_multiple: int) -> None:
+    box = box_of(shape, wrap_multiple)
+    chips, loads = len(box.places), torus_all_to_all_loads(box, 1000.0)
+    busiest = [max(load for (_, here, _), load in loads.items() if here == axis) for axis in range(len(box.axes))]
+    net = torus(shape, wrap_multiple=wrap_multiple, algorithm="torus_by_axis")
+    priced = net.seconds("all_to_all", chips, 1000.0 * ELEMENT * chips)
+    assert float(priced) == exactly(sum(busiest) * ELEMENT / LINK)
+
+
+@pytest.mark.parametrize("algorithm", ["torus", "torus_by_axis"])
+@pytest.mark.parametrize("axes", ["x", "y", "z", "xy", "yz", "xz", "xyz"])
+def test_a_collective_along_axes_of_a_grid_has_their_wires_only(algorithm: str, axes: str) -> None:
+    net = torus("4x8x12", algorithm=algorithm)
+    sizes = {"x": 4, "y": 8, "z": 12}
+    whole = tuple(np.array([size]) for size in sizes.values())
+    groups = Groups.along(net.placement, axes, whole)
+    shape = "x".join(str(sizes[axis]) for axis in axes)
+    alone = torus(shape, algorithm=algorithm)
+    for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+        chips = int(np.prod([sizes[axis] for axis in axes]))
+        assert float(net.over(op, groups, 1e6)[0]) == exactly(float(alone.seconds(op, chips, 1e6)))
+        assert float(net.least(op, groups, 1e6)[0]) <= float(net.over(op, groups, 1e6)[0]) * (1 + 1e-12)
+    assert groups.ranks.tolist() == [chips]
+
+
+def test_groups_along_axes_of_several_grids_are_those_of_each() -> None:
+    net = torus("4x4x4", algorithm="torus_by_axis")
+    grids = [(4, 4, 4), (1, 64, 1), (4, 16, 1), (4, 4, 4), (16, 4, 1)]
+    for axes in ("x", "yz", "xyz"):
+        together = net.over(
+            "all_gather",
+            Groups.along(net.placement, axes, [np.array(column) for column in zip(*grids, strict=True)]),
+            1e6,
+        )
+        for index, grid in enumerate(grids):
+            alone = Groups.along(net.placement, axes, [np.array([size]) for size in grid])
+            assert together[index] == float(net.over("all_gather", alone, 1e6)[0])
+    with pytest.raises(InputError, match=r"grid 2x32x1: 64 chips of .* cannot be read so"):
+        Groups.along(net.placement, "x", [np.array([2]), np.array([32]), np.array([1])])

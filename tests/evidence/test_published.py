@@ -135,6 +135,23 @@ def test_errors_stay_within_what_is_promised(what: str, least: int, mean: float,
     assert found.mean <= mean, what
 
 
+def test_layouts_of_palm_on_tpu_v4_are_predicted_with_one_set_of_constants() -> None:
+    """Tables 2 and 3 of Pope et al.: every row within 20 %, 10 % on average; the 62B rows saw no constant."""
+    rows = {each.case: each for row, each in zip(ROWS, FOUND, strict=True) if row["engine"] == "pope"}
+    tables = [each for each in rows.values() if each.source.endswith(("Table 2", "Table 3"))]
+    assert len(tables) == 8
+    assert max(abs(each.error) for each in tables) < 0.15
+    assert summary((), [each.error for each in tables]).mean < 0.08
+    assert summary((), [each.error for each in tables if each.part == "unseen"]).mean < 0.10
+    int8, bf16 = rows["pope-540b-decode-int8-b64"], rows["pope-540b-decode-bf16-b64"]
+    assert bf16.predicted / int8.predicted == pytest.approx(36.9 / 28.5, rel=0.04)
+    others = [each for each in rows.values() if each not in tables and each.case != "pope-540b-60/20-b4-latency"]
+    assert len(others) == 6
+    assert max(abs(each.error) for each in others) < 0.12
+    # at four requests a step takes 32 ms there, 25 here: what it waits for beside weights and wires is not known
+    assert -0.26 < rows["pope-540b-60/20-b4-latency"].error < -0.20
+
+
 @pytest.mark.parametrize("engine", [name for name in OURS if name != "jetstream"])
 def test_rows_that_no_constant_saw_are_not_much_worse(engine: str) -> None:
     assert of(lambda each: each.engine == engine and each.part == "unseen").mean <= 0.15

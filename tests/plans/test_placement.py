@@ -275,3 +275,88 @@ def test_only_axes_of_sixteen_close_on_tpu_v5e() -> None:
     assert (mixed.wires, mixed.hops) == (3, 7 + 8)
     pod = Placement.of(load_hardware("tpu-v5e"), 256).torus_groups[256]  # 16x16
     assert (pod.wires, pod.hops) == (4, 16)
+
+
+# ---------------------------------------------------------------------------------------------------------------- grids
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gpus"),
+    [("tpu-v4", 1), ("tpu-v4", 8), ("tpu-v4", 16), ("tpu-v4", 64), ("tpu-v4", 128), ("tpu-v4", 512),
+     ("tpu-v5e", 8), ("tpu-v5e", 64), ("tpu-v5e", 128), ("tpu-v5e", 256)],
+)  # fmt: skip
+def test_axes_of_grids_on_a_torus_are_whole_axes_of_the_box_each_in_one_place(hardware: str, gpus: int) -> None:
+    place = Placement.of(load_hardware(hardware), gpus)
+    for ranks, group in place.torus_groups.items():
+        meshes = place.meshes(ranks)
+        assert meshes[0].sizes == (1, ranks, 1)
+        assert len({mesh.sizes for mesh in meshes}) == len(meshes)
+        for mesh in meshes:
+            x, y, z = mesh.sizes
+            assert x * y * z == ranks
+            assert x > 1 or (y, z) == (ranks, 1)
+            assert y > 1 or z == 1  # no part under another name
+            lines = [line for part in mesh.lines for line in part]
+            assert sorted(lines) == sorted(group.lines)  # disjoint, all of them, and rings stay rings
+            for part, size in zip(mesh.lines, mesh.sizes, strict=True):
+                assert np.prod([line.length for line in part]) == size
+            box = mesh.box("xyz")
+            assert (ranks == 1 and box is None) or (box is not None and box.wires == group.wires)
+            assert place.mesh(mesh.sizes) is mesh
+            for axes in ("x", "y", "z", "xy", "yz", "xz", "xyz"):
+                part_box = mesh.box(axes)
+                assert part_box is None or np.prod(part_box.axes) == mesh.ranks(axes)
+
+
+def test_grids_of_a_cube() -> None:
+    place = Placement.of(load_hardware("tpu-v4"), 64)
+    assert [mesh.text for mesh in place.meshes(64)] == ["1x64", "4x4x4", "4x16", "16x4", "64x1"]
+    cube = place.mesh((4, 4, 4))
+    assert cube is not None
+    assert [(box.wires, box.hops) for axes in ("x", "yz", "xyz") if (box := cube.box(axes))] == [(2, 2), (4, 4), (6, 6)]
+    assert [mesh.text for mesh in place.meshes(16)] == ["1x16", "4x4", "16x1"]
+    assert place.meshes(12) == ()
+    assert place.mesh((2, 32, 1)) is None
+    assert place.mesh((4, 3, 1)) is None
+
+
+def test_of_readings_with_the_same_sizes_the_one_with_most_wires_for_x_counts() -> None:
+    """2x2x4 chips without a way back, as 4 x 4: X may be the axis of 4, which has one wire, or both of 2."""
+    grid = Placement.of(torus("2x2x4", wrap_multiple=0), 16).mesh((4, 4, 1))
+    assert grid is not None
+    across, along = grid.box("x"), grid.box("y")
+    assert across is not None
+    assert along is not None
+    assert (across.axes, across.wires, across.hops) == ((2, 2), 2, 2)
+    assert (along.axes, along.wires, along.hops) == ((4,), 1, 3)
+
+
+def test_grids_of_a_flat_torus_have_no_third_axis() -> None:
+    for gpus, texts in ((256, ["1x256", "16x16", "256x1"]), (128, ["1x128", "8x16", "16x8", "128x1"])):
+        place = Placement.of(load_hardware("tpu-v5e"), gpus)
+        assert [mesh.text for mesh in place.meshes(gpus)] == texts
+        assert all(mesh.sizes[2] == 1 for mesh in place.meshes(gpus))
+
+
+def test_where_a_switch_joins_all_chips_any_factors_do() -> None:
+    place = Placement.of(load_hardware("gb200-nvl72"), 72)
+    sizes = [mesh.sizes for mesh in place.meshes(72)]
+    factors = {
+        (x, y, 72 // x // y)
+        for x in range(2, 73)
+        if 72 % x == 0
+        for y in range(1, 72 // x + 1)
+        if 72 // x % y == 0 and (y > 1 or x == 72)
+    }
+    assert set(sizes) == {(1, 72, 1)} | factors
+    assert len(sizes) == len(set(sizes))
+    assert all(mesh.box("x") is None for mesh in place.meshes(72))
+    assert [mesh.text for mesh in place.meshes(4)] == ["1x4", "2x2", "4x1"]
+    assert [mesh.sizes for mesh in place.meshes(1)] == [(1, 1, 1)]
+
+
+def test_a_group_that_leaves_its_domain_is_a_line() -> None:
+    place = Placement.of(load_hardware("h100-sxm"), 32)
+    assert [mesh.sizes for mesh in place.meshes(16)] == [(1, 16, 1)]
+    assert [mesh.sizes for mesh in place.meshes(7)] == [(1, 7, 1), (7, 1, 1)]
+    assert {mesh.sizes for mesh in place.meshes(8)} == {(1, 8, 1), (2, 2, 2), (2, 4, 1), (4, 2, 1), (8, 1, 1)}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import InputError, Plan, estimate, plan
+from planner import Filters, InputError, Plan, estimate, plan
+from planner.specs.engine import FFN
 
 some = settings(derandomize=True, deadline=None, max_examples=60)
 degrees = st.integers(1, 300)
@@ -27,6 +30,13 @@ shardings = st.sampled_from(["heads", "batch"])
         (Plan(8, 2, attention="batch", prefill_attention="batch"), "TP8xPP2/batch/batch"),
         (Plan(8, attention="heads", prefill_attention="batch"), "TP8/heads/batch"),
         (Plan(attention="batch"), "TP1/batch"),
+        (Plan(64, ffn="2d", prefill_ffn="2d", grid="4x16"), "TP64/2d:4x16"),
+        (Plan(64, ffn="2d", prefill_ffn="wg-xyz", grid="4x16"), "TP64/2d:4x16/wg-xyz"),
+        (Plan(64, ffn="2d", prefill_ffn="wg-xy", grid="4x4x4"), "TP64/2d:4x4x4/wg-xy"),
+        (Plan(64, attention="batch", ffn="2d", prefill_ffn="2d", grid="4x16"), "TP64/batch/2d:4x16"),
+        (Plan(8, ffn="1d", prefill_ffn="wg-xyz"), "TP8/1d/wg-xyz"),
+        (Plan(8, ffn="wg-xyz", prefill_ffn="wg-xyz"), "TP8/wg-xyz"),
+        (Plan(8, 2, 3, ffn="2d", prefill_ffn="2d", grid="2x4"), "TP8xPP2xDP3/2d:2x4"),
     ],
 )
 def test_labels_leave_ones_out_and_put_sharding_behind(choice: Plan, label: str) -> None:
@@ -43,6 +53,28 @@ def test_every_plan_is_read_back_from_its_label(
     choice = Plan(tp, pp, dp, ep, cp, attention, prefill)
     assert Plan.parse(choice.label) == choice
     assert Plan.parse(f"  {choice.label.lower()} ") == choice
+
+
+@some
+@given(
+    st.tuples(degrees, degrees, degrees, degrees, degrees),
+    st.tuples(shardings, shardings),
+    st.tuples(st.sampled_from(FFN), st.sampled_from(FFN)),
+    st.one_of(
+        st.just(""),
+        st.builds("{}x{}".format, st.integers(1, 300), st.integers(1, 300)),
+        st.builds("{}x{}x{}".format, st.integers(1, 300), st.integers(1, 300), st.integers(2, 300)),
+    ),
+)
+def test_every_layout_is_read_back_from_its_label(
+    sizes: tuple[int, ...], attention: tuple[str, str], layouts: tuple[str, str], grid: str
+) -> None:
+    if layouts == ("1d", "1d"):
+        grid = ""  # it has none, and says so where it is given one
+    choice = Plan(*sizes, *attention, *layouts, grid)
+    assert Plan.parse(choice.label) == choice
+    assert Plan.parse(f" {choice.label.lower()} ") == choice
+    assert choice.axes[0] * choice.axes[1] * choice.axes[2] == (prod(map(int, grid.split("x"))) if grid else choice.tp)
 
 
 def test_different_plans_have_different_labels() -> None:
@@ -65,6 +97,12 @@ def test_different_plans_have_different_labels() -> None:
         ("TP1xPP1xDP4", Plan(dp=4)),
         ("TP8/heads", Plan(8)),
         ("TP8/batch/heads", Plan(8, attention="batch")),
+        ("TP8/1d", Plan(8)),
+        ("TP8/heads/1d/1d", Plan(8)),
+        ("TP8/2d", Plan(8, ffn="2d", prefill_ffn="2d")),
+        ("TP8/2d:2X4", Plan(8, ffn="2d", prefill_ffn="2d", grid="2x4")),
+        ("TP8/2d:2x4x1", Plan(8, ffn="2d", prefill_ffn="2d", grid="2x4")),
+        ("TP8/2d/wg-xyz:2x4", Plan(8, ffn="2d", prefill_ffn="wg-xyz", grid="2x4")),
     ],
 )
 def test_labels_that_a_person_writes_are_read_too(text: str, choice: Plan) -> None:
@@ -80,7 +118,17 @@ def test_what_is_no_label_is_refused_with_an_example(text: str) -> None:
         Plan.parse(text)
 
 
-@pytest.mark.parametrize("text", ["TP8/", "TP8/rows", "TP8/batch/batch/batch", "TP8/batch/x", "TP8//batch"])
+@pytest.mark.parametrize("text", ["TP8/2d:", "TP8/2d:8", "TP8/2d:0x8", "TP8/2d:2x2x2x1", "TP8/2d:x4", "TP8/2d:-2x4"])
+def test_what_is_no_grid_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InputError, match="is not a grid: expected chips as X x YZ or X x Y x Z, as 4x16 or 4x4x4"):
+        Plan.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["TP8/", "TP8/rows", "TP8/batch/batch/batch", "TP8/batch/x", "TP8//batch", "TP8/2d/batch", "TP8/2d/2d/2d",
+     "TP8/batch:2x4", "TP8/2d:2x4/wg-xyz:2x4", "TP8/3d:2x4"],
+)  # fmt: skip
 def test_what_is_no_sharding_is_refused_with_what_there_is(text: str) -> None:
     with pytest.raises(InputError, match="behind the degrees expected /heads or /batch"):
         Plan.parse(text)
@@ -96,8 +144,24 @@ def test_labels_that_are_printed_can_be_priced() -> None:
     """Every label of a ranking, given back to `estimate`, is the same plan at the same price."""
     rows = plan("llama3-8b", 12, hardware="h100-sxm", engine="ideal")
     assert {"/batch" in row["plan"] for row in rows} == {True, False}
+    assert any("/2d:" in row["plan"] for row in rows)
     for row in rows:
         again = estimate("llama3-8b", plan=row["plan"], gpus=12, engine="ideal")
-        for name in ("plan", "tp", "pp", "dp", "attention", "prefill_attention", "idle_gpus"):
+        layout = ("attention", "prefill_attention", "ffn", "prefill_ffn", "grid")
+        for name in ("plan", "tp", "pp", "dp", *layout, "idle_gpus"):
             assert again[name] == row[name]
         assert again["latency_ms"] == pytest.approx(row["latency_ms"], rel=1e-12)
+
+
+def test_a_layout_without_a_grid_gets_the_one_that_sends_least() -> None:
+    """Pope et al. section 3.2.2: X = sqrt(E / F n), which is 4 for 64 chips and F = 4 E."""
+    shared = {"hardware": "tpu-v4", "gpus": 64, "weights": "int8", "schedule": "static"}
+    found = estimate("palm-540b", tp=64, ffn="2d", **shared)
+    assert (found["plan"], found["prefill_ffn"], found["grid"]) == ("TP64/2d:4x16", "2d", "4x16")
+    grids = plan("palm-540b", 64, hardware="tpu-v4", filters=Filters(tp=(64,), ffn=("2d",), prefill_ffn=("2d",),
+                 attention=("heads",), grid=("4x16", "16x4", "64x1")))  # fmt: skip
+    assert grids[0]["grid"] == "4x16"
+    prefilled = estimate("palm-540b", tp=64, prefill_ffn="wg-xyz", **shared)
+    assert prefilled["plan"] == "TP64/2d:4x16/wg-xyz"  # decode gathers nothing
+    same = estimate("palm-540b", plan="TP64/2d:4x16", **shared)
+    assert same["latency_ms"] == found["latency_ms"]

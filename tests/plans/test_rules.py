@@ -116,8 +116,6 @@ def test_an_engine_may_insist_on_even_stages() -> None:
     [
         (Plan(2, ep=2), "ep 2: llama3-70b has no experts to spread"),
         (Plan(2, cp=2), "cp 2: context parallelism is not priced yet; use --tp and --pp"),
-        (Plan(2, ffn="2d"), "FFN layout 2d/1d is not priced yet; there is 1d"),
-        (Plan(2, prefill_ffn="xyz"), "FFN layout 1d/xyz is not priced yet; there is 1d"),
     ],
 )
 def test_what_is_not_priced_is_refused_and_not_guessed(choice: Plan, reason: str) -> None:
@@ -132,6 +130,80 @@ def test_attention_is_sharded_only_as_the_engine_can() -> None:
         "engine ideal cannot shard attention over sequence; it offers heads, batch"
     )
     assert refused(Plan(8, attention="batch", prefill_attention="batch")) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        ("TP8/2d:2x4", None),
+        ("TP8/2d:2x4/wg-xyz", None),
+        ("TP8/2d:2x2x2/wg-xy", None),
+        ("TP8/1d/wg-xyz", None),
+        ("TP8/2d:8x1", None),
+        (
+            "TP8/1d:2x4",
+            "grid 2x4: layout 1d keeps slices of the FFN's width alone; leave the grid out, or use layout 2d",
+        ),
+        (
+            "TP8/2d:2x4/1d",
+            "FFN layouts 2d and 1d on a grid of 2x4: 1d keeps slices of the FFN's width alone, 2d in X x YZ pieces, "
+            "and switching would move all weights; use 2d for 1d",
+        ),
+        ("TP8/2d", "FFN layout 2d: without a grid there is no X to divide the model's width over; give one, as 2x4"),
+        ("TP8/1d/2d", "FFN layout 2d: without a grid there is no X to divide the model's width over; give one, as 2x4"),
+        ("TP8/2d:1x8", "FFN layout 2d: grid 1x8 has no X to divide the model's width over; give one, as 2x4"),
+        ("TP8/2d:2x4/wg-xy", "FFN layout wg-xy: grid 2x4 has no Z; with X and Y alone it is wg-xyz"),
+        ("TP8/2d:2x2", "grid 2x2 has 4 chips, tp is 8"),
+        ("TP1/2d", "FFN layout 2d: one chip has nothing to divide; use 1d"),
+        ("TP4xPP2/2d:2x2", None),
+    ],
+)
+def test_layouts_and_their_grid_go_together(label: str, reason: str | None) -> None:
+    assert refused(Plan.parse(label), gpus=8) == reason
+
+
+def test_an_engine_runs_only_the_layouts_that_it_names() -> None:
+    two = Plan.parse("TP8/2d:2x4")
+    assert refused(two, engine=VLLM) == "engine vllm has no FFN layout 2d; it offers 1d"
+    some = IDEAL._replace(ffn=("1d", "2d"))
+    assert refused(two, engine=some) is None
+    assert refused(Plan.parse("TP8/2d:2x4/wg-x"), engine=some) == (
+        "engine ideal has no FFN layout wg-x; it offers 1d, 2d"
+    )
+
+
+def test_x_divides_the_models_width() -> None:
+    odd = LLAMA._replace(hidden=8194)
+    assert refused(Plan.parse("TP8/2d:4x2"), odd) == "X = 4 of grid 4x2 does not divide the model's width of 8194"
+    assert refused(Plan.parse("TP8/2d:2x4"), odd) is None
+
+
+def test_a_grid_lies_within_a_domain_or_on_the_axes_of_a_slice() -> None:
+    assert refused(Plan.parse("TP16/2d:4x4"), gpus=16) == (
+        "grid 4x4: the 16 chips of a tensor-parallel group leave a domain, where there are no axes; use layout 1d"
+    )
+    assert refused(Plan.parse("TP16/2d:4x4"), gpus=16, hardware=load_hardware("gb200-nvl72")) is None
+    tpu, palm, pope = load_hardware("tpu-v4"), load_model("palm-540b"), load_engine("pope")
+    assert refused(Plan.parse("TP64/2d:4x16"), palm, pope, 64, tpu) is None
+    assert refused(Plan.parse("TP64/2d:2x32"), palm, pope, 64, tpu) == (
+        "grid 2x32: 64 chips, a box of 4x4x4, can be 4x4x4, 4x16, 16x4, 64x1"
+    )
+
+
+def test_heads_are_padded_up_to_half_as_many_again_where_the_engine_pads() -> None:
+    palm, pope = load_model("palm-540b"), load_engine("pope")  # 48 heads
+    assert tp_allowed(palm, pope, 64) is None
+    assert tp_allowed(palm, IDEAL, 64) == "does not divide the 48 query heads"
+    assert tp_allowed(palm, pope, 128) == "does not divide the 48 query heads, which would be padded to 128"
+    assert tp_allowed(palm, pope, 128, x=8) is None  # over the other 16
+    assert tp_allowed(palm, IDEAL, 64, x=4) is None
+
+
+def test_query_heads_of_a_rank_belong_to_whole_groups_on_a_grid_too() -> None:
+    """24 heads of 6 KV heads over 2 x 4: three heads of a rank would need the keys of two."""
+    assert refused(Plan.parse("TP8/2d:4x2"), heads(24, 6, hidden=1024)) == (
+        "tp 8 neither divides the 6 KV heads nor is a multiple of them; nearest valid: 6 or 12"
+    )
 
 
 def test_a_prefill_over_the_batch_needs_a_decode_over_the_batch() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from planner import Engine, Filters, Model, NoPlanError, Plan, load_engine, load
 from planner import plan as ranked
 from planner.plans.placement import Placement
 from planner.plans.rules import refusal, tp_allowed
-from planner.plans.space import Refused, enumerate_plans
+from planner.plans.space import Refused, _grids, enumerate_plans
 
 LLAMA = load_model("llama3-8b")  # 32 query heads, 8 KV heads, 32 layers
 IDEAL, VLLM = load_engine("ideal"), load_engine("vllm")
@@ -52,11 +54,13 @@ def test_everything_the_rules_allow_is_there_once(gpus: int, name: str, engine: 
     allowed, refused = space(gpus, model, engine, hardware)
     assert len(set(allowed)) == len(allowed)
     assert not set(allowed) & {item.plan for item in refused}
+    assert len({choice.label for choice in allowed}) == len(allowed)
+    gridded = "2d" in engine.ffn
     sizes = {
         (tp, pp)
         for tp in range(1, placement.usable + 1)
         for pp in range(1, min(model.layers, placement.usable // tp) + 1)
-        if tp_allowed(model, engine, tp) is None and placement.replicas(tp, pp) > 0
+        if placement.replicas(tp, pp) > 0 and any(fits(model, engine, placement, tp, gridded))
     }
     assert {(choice.tp, choice.pp) for choice in allowed} == sizes
     for choice in allowed:
@@ -67,9 +71,71 @@ def test_everything_the_rules_allow_is_there_once(gpus: int, name: str, engine: 
         assert refusal(model, engine, placement, choice._replace(dp=choice.dp + 1)) is not None
     for item in refused:
         assert item.reason == refusal(model, engine, placement, item.plan)
-    # every degree is accounted for, up to one head a chip
-    degrees = range(1, min(placement.usable, model.attention.heads) + 1)
-    assert {choice.tp for choice in allowed} | {item.plan.tp for item in refused} == set(degrees)
+    # every degree is accounted for, up to one head a chip, or beyond it on a grid
+    degrees = set(range(1, min(placement.usable, model.attention.heads) + 1))
+    beyond = {tp for tp in range(1, placement.usable + 1) if gridded and len(placement.meshes(tp)) > 1} - degrees
+    found = {choice.tp for choice in allowed} | {item.plan.tp for item in refused}
+    assert degrees <= found <= degrees | beyond
+    stored = {(choice.tp, choice.grid, {choice.ffn, choice.prefill_ffn} == {"1d"}) for choice in allowed}
+    assert all((tp == 1) <= one for tp, _, one in stored)
+    if gridded:
+        assert {choice.ffn for choice in allowed} <= {
+            "1d",
+            "2d",
+        }  # weights are gathered for decodes where that is named
+
+
+def fits(model: Model, engine: Engine, placement: Placement, tp: int, gridded: bool) -> Iterator[bool]:
+    """Whether a degree is allowed as a line, or as one of the grids that are looked at."""
+    yield tp_allowed(model, engine, tp) is None
+    for mesh in placement.meshes(tp) if gridded else ():
+        x = mesh.sizes[0]
+        yield x > 1 and mesh in _grids(model, engine, placement, tp) and tp_allowed(model, engine, tp, x=x) is None
+
+
+def test_layouts_are_looked_at_for_both_phases_and_the_grids_worth_it() -> None:
+    found, _ = space(8, engine=IDEAL, tp=(8,), attention=("heads",))
+    assert labels(found) == [
+        "TP8", "TP8/1d/wg-xyz", "TP8/2d:2x2x2/wg-xy",
+        "TP8/2d:2x4", "TP8/2d:2x4/wg-x", "TP8/2d:2x4/wg-xyz",
+    ]  # fmt: skip
+    named, _ = space(8, engine=IDEAL, tp=(8,), attention=("heads",), grid=("8x1", "2x4x1", "2x4"), prefill_ffn=("2d",))
+    assert labels(named) == ["TP8/2d:8x1", "TP8/2d:2x4"]  # the same grid under two names is one
+    decoding, _ = space(8, engine=IDEAL, tp=(8,), attention=("heads",), ffn=("wg-xyz",), prefill_ffn=("wg-xyz",))
+    assert {choice.label for choice in decoding} == {"TP8/wg-xyz", "TP8/wg-xyz:2x4"}
+
+
+def test_only_the_engines_layouts_are_looked_at_unless_named() -> None:
+    for engine in (VLLM, IDEAL._replace(ffn=("1d",))):
+        allowed, refused = space(8, engine=engine)
+        assert {(choice.ffn, choice.prefill_ffn, choice.grid) for choice in allowed} == {("1d", "1d", "")}
+        assert {item.plan.ffn for item in refused} == {"1d"}
+    some, _ = space(8, engine=IDEAL._replace(ffn=("1d", "2d", "wg-xyz")), tp=(8,))
+    assert {choice.prefill_ffn for choice in some} == {"1d", "2d", "wg-xyz"}
+
+
+@pytest.mark.parametrize("gpus", [4, 8, 64])
+def test_every_layout_that_is_found_is_found_again_when_it_is_named(gpus: int) -> None:
+    hardware = "tpu-v4" if gpus == 64 else "h100-sxm"
+    model, engine = (load_model("palm-62b"), load_engine("pope")) if gpus == 64 else (LLAMA, IDEAL)
+    allowed, _ = space(gpus, model, engine, hardware, pp=(1,))
+    assert {choice.prefill_ffn for choice in allowed} >= {"1d", "2d", "wg-xyz"}
+    for choice in allowed:
+        pinned = {name: (value,) for name, value in choice._asdict().items()}
+        again, refused = space(gpus, model, engine, hardware, **pinned)
+        assert again == [choice], choice.label
+        assert refused == []
+
+
+def test_filters_of_layouts_that_leave_nothing_say_why() -> None:
+    with pytest.raises(NoPlanError, match="grid 3x3 has 9 chips, tp is 8"):
+        ranked("llama3-8b", 8, engine="ideal", filters=Filters(tp=(8,), grid=("3x3",), ffn=("2d",)))
+    with pytest.raises(NoPlanError, match="grid 3x3 has 9 chips, tp is 8"):
+        ranked("llama3-8b", 8, engine="ideal", filters=Filters(tp=(8,), grid=("3x3",)))
+    with pytest.raises(NoPlanError, match="FFN layout wg-xy: grid 2x4 has no Z"):
+        ranked("llama3-8b", 8, engine="ideal", filters=Filters(tp=(8,), grid=("2x4",), prefill_ffn=("wg-xy",)))
+    with pytest.raises(NoPlanError, match="engine vllm has no FFN layout 2d; it offers 1d"):
+        ranked("llama3-8b", 8, filters=Filters(ffn=("2d",)))
 
 
 def test_seven_chips_leave_some_idle_which_are_paid_for() -> None:
@@ -124,7 +190,7 @@ def test_filtered_values_that_cannot_be_are_refused_with_a_reason() -> None:
     _, refused = space(8, tp=(2,), ep=(2,), pp=(1,))
     assert "no experts" in refused[0].reason
     _, refused = space(8, tp=(2,), pp=(1,), ffn=("2d",))
-    assert "FFN layout" in refused[0].reason
+    assert refused[0].reason == "engine vllm has no FFN layout 2d; it offers 1d"
 
 
 def test_only_the_engines_kinds_of_attention_are_looked_at() -> None:
@@ -148,15 +214,20 @@ def test_one_chip_is_one_way_to_shard_attention_unless_asked() -> None:
 
 
 def test_a_prefill_sharding_alone_can_be_filtered() -> None:
-    allowed, refused = space(8, engine=IDEAL, tp=(8,), prefill_attention=("batch",))
+    allowed, refused = space(8, engine=IDEAL, tp=(8,), prefill_attention=("batch",), prefill_ffn=("1d",))
     assert labels(allowed) == ["TP8/batch/batch"]
     assert [item.plan.label for item in refused] == ["TP8/heads/batch"]
+    allowed, refused = space(8, engine=IDEAL, tp=(8,), prefill_attention=("batch",))
+    assert {choice.attention for choice in allowed} == {"batch"}
+    assert {item.plan.attention for item in refused} == {"heads"}
 
 
 def test_a_torus_offers_the_degrees_that_tile_its_slice() -> None:
     palm = load_model("palm-540b")
     allowed, refused = space(70, palm, IDEAL, "tpu-v4")
-    assert {choice.tp for choice in allowed} == {1, 2, 4, 8, 16}
+    assert {choice.tp for choice in allowed if not choice.grid} == {1, 2, 4, 8, 16}
+    # 48 heads over YZ of a grid, whose X divides the model's width: all but boxes of an odd number of chips
+    assert {choice.tp for choice in allowed if choice.grid} == {2, 4, 8, 16, 32, 64}
     assert max(choice.chips for choice in allowed) == 64
     assert any("does not tile the slice 4x4x4" in item.reason for item in refused)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
 import struct
@@ -15,6 +16,7 @@ import pytest
 from helpers import run
 
 from planner.explaining.breakdown import breakdown
+from planner.explaining.difference import Line
 from planner.plans.plan import Plan
 from planner.pricing import price_all
 from planner.ranking import rank, tradeoff
@@ -24,6 +26,8 @@ from planner.specs.catalog import load_machine, load_model
 from planner.specs.workload import Workload
 
 RANK = ("-m", "llama3-70b", "--gpus", "16", "--objective", "throughput", "--max-tpot", "40")
+SWEEP = ("sweep", "-m", "llama3-8b,llama3-70b", "--gpus", "2:8:2")
+COMPARE = ("compare", "TP8", "TP4xDP2", "-m", "llama3-70b")
 EXPLAIN = ("explain", "-m", "llama3-70b", "--plan", "TP4xPP2", "--concurrency", "16")
 
 
@@ -63,7 +67,7 @@ def test_without_matplotlib_a_sentence_says_what_to_install(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [RANK, EXPLAIN])
+@pytest.mark.parametrize("words", [RANK, EXPLAIN, SWEEP, COMPARE])
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -171,3 +175,89 @@ def test_one_file_is_not_two_things(tmp_path: Path) -> None:
     done = run(*RANK, "--csv", tmp_path / "a.svg", "--plot", tmp_path / "a.svg")
     assert done.status == 2
     assert "same file" in done.err
+
+
+def test_a_sweep_names_its_lines_and_the_plans_on_them(tmp_path: Path) -> None:
+    drawing()
+    target, table = tmp_path / "a.svg", tmp_path / "a.csv"
+    words = ("sweep", "-m", "llama3-8b,llama3-70b", "--gpus", "1:8:x2", "--quiet")
+    done = run(*words, "--csv", table, "--plot", target)
+    assert done.status == 0
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    failed = [row for row in rows if row["error"]]
+    assert len(failed) == 1  # 70b on one chip
+    found = texts(target)
+    assert {"llama3-8b", "llama3-70b", "chips", "latency, ms"} <= set(found)
+    assert any("no plan at 1 point" in text for text in found)
+    plans = {row["plan"] for row in rows if row["plan"]}
+    assert len(plans & set(found)) >= 3
+    target.unlink()
+    assert run(*words, "--csv", table, "--plot", target).status == 0  # the table is whole: only the picture is made
+    assert texts(target) == found
+
+
+def test_goals_have_a_panel_each_and_names_have_their_column(tmp_path: Path) -> None:
+    drawing()
+    target = tmp_path / "a.svg"
+    words = ("sweep", "-m", "llama3-8b", "--hardware", "h100,h200", "--objective", "latency,cost", "--quiet")
+    assert run(*words, "--plot", target).status == 0
+    found = texts(target)
+    assert {"latency, ms", "$ per million output tokens", "h100-sxm", "h200-sxm", "hardware"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--gpus", "8"), "one point is no line; give an option several values, as --gpus 8:64:8"),
+        (("--objective", "latency,cost"), "one point is no line"),
+        (("--gpus", "1:26:1", "--isl", "100:2600:100"), "26 lines cannot be told apart, at most 24"),
+    ],
+)
+def test_sweeps_that_are_no_picture_are_refused_at_once(
+    words: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawing()
+    monkeypatch.chdir(tmp_path)
+    done = run("sweep", "-m", "llama3-8b", *words, "--plot", "a.svg", "--csv", "a.csv")
+    assert (done.status, done.out) == (2, "")
+    assert sentence in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_without_any_plan_leaves_no_picture(tmp_path: Path) -> None:
+    drawing()
+    target = tmp_path / "a.svg"
+    done = run("sweep", "-m", "llama3-70b", "--gpus", "1", "--isl", "512,1024", "--plot", target)
+    assert done.status == 3
+    assert not target.exists()
+
+
+def test_a_comparison_has_a_bar_for_each_candidate_and_its_total(tmp_path: Path) -> None:
+    drawing()
+    target = tmp_path / "a.svg"
+    done = run(*COMPARE, "--plot", target)
+    assert done.status == 0
+    found = texts(target)
+    assert {"TP8", "TP4xDP2", "latency of a request, ms", "gate_up (decode step)"} <= set(found)
+    totals = re.search(r"latency ms +(\d+) +(\d+)", done.out)
+    assert totals is not None
+    assert set(totals.groups()) <= set(found)
+
+
+def test_segments_keep_the_sums_and_leave_out_what_is_not_seen() -> None:
+    rows = [Line("p", f"i{index}", (2.0**-index, 3.0 * 2.0**-index)) for index in range(20)]
+    found = plot.segments(rows)
+    assert found[-1].item.endswith("others")
+    assert len(found) <= plot.MOST_SEGMENTS + 1
+    for place in range(2):
+        assert sum(line.values[place] for line in found) == pytest.approx(sum(row.values[place] for row in rows))
+    least = plot.LEAST_SEGMENT * 6
+    assert all(max(line.values) >= least for line in found[:-1])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [((8, 16, 24, 32, 40, 48, 56, 64), False), ((1, 4, 16, 64), True), ((1, 2), False), ((512, 1024, 2048), True)],
+)
+def test_what_is_multiplied_has_a_logarithmic_axis(values: tuple[int, ...], expected: bool) -> None:
+    assert plot._multiplies(values) is expected

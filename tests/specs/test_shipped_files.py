@@ -190,7 +190,8 @@ def test_every_group_of_constants_of_a_hardware_file_says_where_it_is_from(name:
 def test_every_group_of_constants_of_an_engine_file_says_where_it_is_from(name: str) -> None:
     engine = load_engine(name)
     found = dict(provenances(engine))
-    assert set(found) == {"host.provenance", "memory.provenance"}
+    overlap = {"overlap.provenance"} if engine.overlap else set()
+    assert set(found) == {"host.provenance", "memory.provenance", *overlap}
     assert all(provenance.source.strip() for provenance in found.values())
     overrides = [value for chip in engine.chips.values() for value in chip.get("collectives", ())]
     overrides += [
@@ -233,6 +234,8 @@ def test_an_engine_file_refers_to_what_exists(name: str) -> None:
     assert set(engine.kv_cache.by_weights) <= set(WEIGHTS)
     assert set(engine.attention) <= {"heads", "batch"}
     assert engine.attention
+    assert set(engine.ffn) <= {"1d", "2d", "wg-x", "wg-xy", "wg-xyz"}
+    assert engine.ffn[0] == "1d"
 
 
 def group_sizes(machine: Hardware) -> list[int]:
