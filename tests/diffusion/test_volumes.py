@@ -164,3 +164,8 @@ def test_golden_figures_of_the_paper() -> None:
     assert 100 * pipeline_efficiency(4, 50, 4) == pytest.approx(98.5, abs=0.05)  # section 3.3
     found = volumes(4096, 1536, 38, 8)
     assert found["ulysses"].communication / found["pipefusion"].communication == pytest.approx(9.5)
+
+
+def test_ulysses_per_link_as_deepspeed_states_it() -> None:
+    """4 N h / P elements a layer and link: 131,072 tokens of 8,192 over 64."""
+    assert volumes(131072, 8192, 1, 64)["ulysses"].communication == 67_108_864
