@@ -13,7 +13,7 @@ from helpers import CONFIGS, run
 
 from planner import InputError, SpecError, load_engine, load_hardware, load_machine, load_model
 from planner.specs import catalog
-from planner.specs.catalog import ENGINES, HARDWARE, MODELS
+from planner.specs.catalog import DIFFUSION, ENGINES, HARDWARE, MODELS
 from planner.specs.fields import Provenance
 from planner.specs.hardware import Price
 
@@ -75,7 +75,9 @@ def test_find_tells_the_family_of_a_name() -> None:
 
 
 def test_names_are_sorted_and_complete() -> None:
-    assert catalog.names(MODELS) == sorted(path.stem for path in (CONFIGS / "models").glob("*.yaml"))
+    both = [*catalog.names(MODELS), *catalog.names(DIFFUSION)]
+    assert sorted(both) == sorted(path.stem for path in (CONFIGS / "models").glob("*.yaml"))
+    assert catalog.names(MODELS) == sorted(catalog.names(MODELS))
 
 
 def test_a_specification_is_read_once() -> None:
