@@ -19,6 +19,7 @@ from planner.errors import InputError, SpecError
 from planner.specs.diffusion import Diffusion
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
+from planner.specs.merging import merge
 from planner.specs.model import Model
 from planner.specs.opgraph import OperatorGraph
 from planner.specs.sampler import Sampler
@@ -27,7 +28,6 @@ from planner.specs.structure import trusted, validated
 Spec = TypeVar("Spec", Model, Hardware, Engine, Diffusion, Sampler, OperatorGraph)
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACKAGE = Path(__file__).resolve().parent.parent
-_KERNEL = ("kernel", "op", "level", "algorithm")  # what makes two rows of a hardware file the same
 _LOADED: dict[tuple[str, str], Any] = {}
 _SOURCES: list[tuple[Path, Any]] = []  # which file each specification came from
 _TRUSTED: list[Any] = []  # specifications built from shipped files only
@@ -288,40 +288,6 @@ def _extended(
     return merged, shipped
 
 
-def merge(base: dict[str, Any], over: dict[str, Any], file: str = "") -> dict[str, Any]:
-    """`over` laid on `base`: mappings are merged key by key, anything else is replaced.
-
-    Rows of a hardware file's `collectives` replace their like (same kernel, op, level and algorithm) and are added to
-    the rest; an engine's are rules in an order, and replaced whole. A source goes with the value that it stood for:
-    where `over` changes constants and does not say where they are from, they are `file`'s.
-    """
-    result = dict(base)
-    if isinstance(base.get("sources"), dict):
-        result["sources"] = {key: source for key, source in base["sources"].items() if key not in over}
-    for key, value in over.items():
-        if isinstance(value, dict) and isinstance(result.get(key), dict):
-            result[key] = merge(result[key], value, file)
-        elif key == "collectives" and _are_kernels(value) and _are_kernels(result.get(key)):
-            rows = {tuple(row[part] for part in _KERNEL): row for row in [*result[key], *value]}
-            result[key] = list(rows.values())
-        else:
-            result[key] = value
-    changed = {key for key in over if result[key] != base.get(key)}
-    if file and changed:
-        own = _own_source(base, changed, f"set in {file}")
-        result |= {key: value for key, value in own.items() if key not in over}
-    return result
-
-
-def _own_source(base: dict[str, Any], changed: set[str], source: str) -> dict[str, Any]:
-    """What takes the place of the source of `base`, if it has one, when these keys of it are changed."""
-    if isinstance(base.get("provenance"), dict):
-        return {"provenance": {"status": "assumed", "source": source}}
-    if "usd_per_chip_hour" in base and "usd_per_chip_hour" in changed:
-        return {"offer": source, "date": "undated", "source": source}
-    return {}
-
-
 def _imported(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     """A Hugging Face config.json in our schema; a file of our own as it is."""
     if path.suffix != ".json" and not raw.keys() & {"model_type", "architectures"}:
@@ -350,10 +316,6 @@ def as_yaml(spec: Model | Hardware | Engine | Diffusion | Sampler) -> str:
 def file_text(content: dict[str, Any]) -> str:
     """A mapping as the text of a YAML file, keys in their order."""
     return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
-
-
-def _are_kernels(rows: Any) -> bool:
-    return isinstance(rows, list) and all(isinstance(row, dict) and set(_KERNEL) <= row.keys() for row in rows)
 
 
 def _read(path: Path) -> dict[str, Any]:

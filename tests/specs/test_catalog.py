@@ -16,6 +16,7 @@ from planner.specs import catalog
 from planner.specs.catalog import DIFFUSION, ENGINES, HARDWARE, MODELS
 from planner.specs.fields import Provenance
 from planner.specs.hardware import Price
+from planner.specs.merging import merge
 
 pytestmark = pytest.mark.usefixtures("fresh_catalog")
 
@@ -344,7 +345,7 @@ def test_a_file_without_a_suffix_is_a_file(tmp_path: Path) -> None:
 
 def test_merge_changes_neither_of_its_sides() -> None:
     base, over = {"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "e": 4}
-    assert catalog.merge(base, over) == {"a": {"b": 1, "c": 3}, "d": [1], "e": 4}
+    assert merge(base, over) == {"a": {"b": 1, "c": 3}, "d": [1], "e": 4}
     assert (base, over) == ({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "e": 4})
 
 

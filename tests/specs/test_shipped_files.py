@@ -19,6 +19,7 @@ from planner.specs import catalog
 from planner.specs.catalog import ENGINES, FAMILIES, GRAPHS, HARDWARE, MODELS, Family, names
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
 from planner.specs.fields import Provenance
+from planner.specs.merging import merge
 from planner.specs.structure import trusted, validated
 
 FILES = [(family, name) for family in (*FAMILIES, GRAPHS) for name in names(family)]
@@ -65,7 +66,7 @@ def written(folder: str, name: str) -> dict[str, Any]:
     below = {
         key: value for key, value in written(folder, base).items() if key not in ("aliases", "hf_ids", "published")
     }
-    return catalog.merge(below, raw)
+    return merge(below, raw)
 
 
 def provenances(value: Any, path: str = "") -> Iterator[tuple[str, Provenance]]:
