@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout is
 
 from planner.costs.layers import Structure
 from planner.costs.memory import Budget
-from planner.costs.serving import Rows, Setting, fit, formats_of, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Setting, fit, formats_of, price
 from planner.estimating import estimate_points
 from planner.plans.placement import Placement
 from planner.specs.catalog import load_machine, load_model

@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from planner.errors import InputError, NoPlanError
 from planner.plans.plan import Plan
-from planner.pricing import Priced, most_requests
-from planner.request import TIMES, Request
+from planner.plans.space import Refused
+from planner.pricing import Priced, floored, most_requests
+from planner.request import MOST_CHIPS, TIMES, Request
 from planner.results import Results
+from planner.sizing import size_all
 from planner.specs.dtypes import WEIGHTS
 from planner.units import GIB, MS
 
 SMALLEST = "The smallest change that would do: "
-_MOST_CHIPS = 1024  # how far advice on the number of chips looks
 
 
 def why_none(request: Request, priced: Priced) -> str:
     """The sentences for exit 3."""
-    where = f"{request.model.name} on {request.gpus} x {request.hardware.name}"
+    upto = "up to " if request.fewest else ""
+    where = f"{request.model.name} on {upto}{request.gpus} x {request.hardware.name}"
     if priced.results is not None:
         return f"no plan for {where} keeps the limits on time. {_times(request, priced.results)}"
-    memory = [refused for refused in priced.refused if refused.limit == "memory"]
+    if priced.needed is not None:
+        plan, chips = priced.needed
+        least = f"{plan.label} needs the fewest, {chips}"
+        return f"no plan for {where} carries the load: {least}. {SMALLEST}--max-gpus {chips}"
+    if priced.highest is not None:
+        return _too_many(request, where, *priced.highest)
+    if priced.unmet is not None:
+        alone = "even with one request in flight, and more replicas make none faster"
+        return f"no plan for {where} keeps the limits on time, {alone}. {_times(request, priced.unmet)}"
+    return _none_fits(request, where, priced.refused)
+
+
+def _none_fits(request: Request, where: str, plans: Sequence[Refused]) -> str:
+    """The sentences where no plan is valid or fits in memory."""
+    memory = [refused for refused in plans if refused.limit == "memory"]
     if memory:
         closest = _closest(request)
         reason = next(refused.reason for refused in memory if refused.plan == closest)
         what = "runs so many requests" if reason.startswith("the engine runs at most") else "fits in memory"
         return f"no plan for {where} {what}. Closest: {_labelled(closest, reason)}. {_roomier(request)}"
-    if priced.refused:
-        first = priced.refused[0]
+    if plans:
+        first = plans[0]
         return f"no plan for {where} is valid. {_labelled(first.plan, first.reason)}"
     return f"no plan for {where} is left by the filters"
+
+
+def _too_many(request: Request, where: str, plan: Plan, rate: float) -> str:
+    """What can be sustained, and how many chips would sustain what is asked."""
+    limits = " within the limits" if any(getattr(request.limits, name) is not None for name in TIMES) else ""
+    changes = [f"--arrival-rate {floored(rate)}"]
+    if request.slice is None and request.hardware.torus is None:
+        most = max(MOST_CHIPS, request.gpus)
+        sized = size_all(request._replace(gpus=most, fewest=True, filters=request.filters._replace(dp=())))
+        if sized.results is not None:
+            changes.insert(0, f"--gpus {int(sized.results['gpus'].min())}")
+    return (
+        f"no plan for {where} sustains {request.workload.arrival_rate:g} requests/s{limits}; {plan.label} sustains "
+        f"most, {floored(rate)}. {SMALLEST}{' or '.join(changes)}"
+    )
 
 
 def _labelled(plan: Plan, reason: str) -> str:
@@ -125,9 +156,9 @@ def _fewest_chips(request: Request) -> int | None:
         return next((size for size in sizes if holds(size)), None)
     low, high = request.gpus, 2 * request.gpus
     while not holds(high):
-        if high >= _MOST_CHIPS:
+        if high >= MOST_CHIPS:
             return None
-        low, high = high, min(2 * high, _MOST_CHIPS)
+        low, high = high, min(2 * high, MOST_CHIPS)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)

@@ -14,13 +14,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.serving import Rows, fit, price
+from planner.costs.rows import Rows
+from planner.costs.serving import fit, price
+from planner.costs.speculation import columns_of
 from planner.errors import InputError, NoPlanError
 from planner.explaining.breakdown import pinned, plan_of
 from planner.explaining.goal import goal_value
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
-from planner.pricing import feasible, grouped, memory_reasons, within
+from planner.pricing import by_structure, feasible, memory_reasons, within
 from planner.ranking import rank
 from planner.request import MOST, SEARCHED, TIMES, Request
 from planner.results import Results
@@ -94,7 +96,7 @@ def crossing(request: Request, axis: Axis, low: int | None, high: int | None, ti
         InputError: a range that is none, or a load to be searched where the load varies.
         NoPlanError: no plan runs anywhere in the range.
     """
-    unit = request.workload.isl if axis == "tokens" else 1
+    unit = round(request.workload.isl) if axis == "tokens" else 1
     request = at(request, axis, 1) if axis == "tokens" else request
     low, high = _range(request, axis, unit, low, high)
     winners = _ranked(request, axis, tick) if _is_ranked(request, axis) else _together(request, axis, tick)
@@ -119,7 +121,7 @@ def _range(request: Request, axis: Axis, unit: int, low: int | None, high: int |
             raise InputError(f"{name} {value}: expected {unit} to {MOST} {axis}")
     first, last = max(1, (low or unit) // unit), None if high is None else high // unit
     if axis == "isl":
-        longest = max(request.model.max_context, request.workload.max_context or 0) - request.workload.osl
+        longest = max(request.model.max_context, request.workload.max_context or 0) - round(request.workload.osl)
         if last is not None and last > longest:
             raise InputError(
                 f"--to {last}: with {request.workload.osl} tokens out, {request.model.name} takes prompts up to "
@@ -137,7 +139,7 @@ def _capacity(request: Request) -> int:
     """Requests that the roomiest plan holds."""
     _, plans, _ = feasible(request)
     most = 0.0
-    for setting, alike in grouped(request, Placement.of(request.hardware, request.gpus, request.slice), plans):
+    for setting, alike in by_structure(request, Placement.of(request.hardware, request.gpus, request.slice), plans):
         rows = _rows(request, alike, np.ones(1), np.array([float(request.workload.isl)]))
         most = max(most, float(np.max(fit(setting, rows, clip=False).max_concurrency)))
     return max(2, int(most))
@@ -158,7 +160,7 @@ def _grid(request: Request, axis: Axis, low: int, high: int) -> list[int]:
 def _together(request: Request, axis: Axis, tick: Callable[[], None]) -> Callable[[Sequence[int]], list[Winner]]:
     """Prices all plans at several values at once."""
     placement, plans, _ = feasible(request)
-    groups = list(grouped(request, placement, plans))
+    groups = list(by_structure(request, placement, plans))
 
     def winners(values: Sequence[int]) -> list[Winner]:
         steps = np.array(values, dtype=float)
@@ -208,6 +210,7 @@ def _rows(request: Request, plans: Sequence[Plan], loads: Array, prompts: Array)
         concurrency=np.tile(loads, len(plans)),
         max_context=work.max_context or 0,
         prefix_hit=work.prefix_hit,
+        **columns_of(work.speculation),
     )
 
 

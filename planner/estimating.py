@@ -10,17 +10,21 @@ from numpy.typing import NDArray
 
 from planner.costs.layers import Structure
 from planner.costs.roofline import BOUNDS
-from planner.costs.serving import Rows, Setting, fit, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Setting, fit, price
 from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of
-from planner.plans.rules import refusal
+from planner.plans.rules import draft_refusal, refusal
 from planner.plans.space import default_grid
 from planner.points import CHOICES, DEFAULTS, DEGREES, NUMBERS, Points, alike, check_names, distinct
 from planner.pricing import memory_reasons, setting_of
-from planner.request import Limits, Request, check_context, check_memory
+from planner.request import Limits, Request, check_context, check_lengths, check_memory
 from planner.results import COLUMNS, Column, Results, results_of, texts
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import draft_of
+from planner.specs.lengths import Spread, lengths_from
+from planner.specs.speculation import Speculation
 from planner.specs.workload import Workload
 from planner.units import parse_bytes
 
@@ -92,7 +96,9 @@ def _price_group(table: Points, key: dict[str, str | None], index: NDArray[np.in
     rows = Rows.of(
         tp=columns["tp"], pp=columns["pp"], dp=columns["dp"], isl=columns["isl"], osl=columns["osl"],
         concurrency=concurrency, max_context=max_context, prefix_hit=columns["prefix_hit"], x=x, y=y,
+        spec_tokens=np.nan_to_num(columns["spec_tokens"]), spec_accept=np.nan_to_num(columns["spec_accept"]),
     )  # fmt: skip
+    _check_speculation(table, setting, index, columns)
     sound = np.array([table.errors[row] is None for row in index])
     rows = _safe(rows, sound)
     fitted = fit(setting, rows, clip=True)
@@ -125,6 +131,7 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
     product = np.prod([np.nan_to_num(table.numbers[name][index], nan=1.0) for name in ("tp", "pp", "dp", "cp")], axis=0)
     chips = int(np.max(np.where(np.isnan(gpus), product, gpus)))
     placement = Placement.of(hardware, chips, key["slice"])
+    spread = _lengths(table, key, index)
     limits = Limits(
         memory=_positive(key, "memory_limit", parse_bytes), memory_fraction=_positive(key, "memory_fraction", float)
     )
@@ -134,13 +141,47 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
         hardware,
         engine,
         chips,
-        Workload(schedule=get("schedule"), arrivals=get("arrivals"), weights=key["weights"], kv_cache=key["kv_cache"]),
+        Workload(
+            schedule=get("schedule"),
+            arrivals=get("arrivals"),
+            weights=key["weights"],
+            kv_cache=key["kv_cache"],
+            lengths=spread.lengths,
+        ),
         limits=limits,
         usd_per_chip_hour=_positive(key, "price", float),
         slice=key["slice"],
     )
+    if spread.lengths is not None:
+        extended = bool(np.all(table.numbers["max_context"][index] > 0))
+        work = request.workload._replace(isl=spread.isl, osl=spread.osl, max_context=1 if extended else None)
+        check_lengths(request._replace(workload=work))
+    tokens = np.nan_to_num(table.numbers["spec_tokens"][index])
+    if tokens.any():  # then all of the group draft
+        drafted = Speculation(int(np.max(tokens)), None, draft_of(key["draft"], model))
+        request = request._replace(workload=request.workload._replace(speculation=drafted))
     structure = Structure(*(get(name) for name in ("attention", "prefill_attention", "ffn", "prefill_ffn")))
     return setting_of(request, placement, structure)
+
+
+def _lengths(table: Points, key: dict[str, str | None], index: NDArray[np.intp]) -> Spread:
+    """How lengths differ; their means take the place of the rows' own."""
+    if key["lengths"] is None:
+        return Spread(0, 0, None)
+    spread = lengths_from(key["lengths"])
+    table.numbers["isl"][index], table.numbers["osl"][index] = spread.isl, spread.osl
+    return spread
+
+
+def _check_speculation(table: Points, setting: Setting, index: NDArray[np.intp], columns: Mapping[str, Array]) -> None:
+    """Marks rows of which it is said only in part what they draft."""
+    tokens, accept = columns["spec_tokens"], columns["spec_accept"]
+    if setting.drafting is not None:
+        missing = "spec_accept is missing: the share of drafted tokens that are accepted, from 0 to 1"
+        table.fail(index[np.isnan(accept)], InputError(missing))
+        return
+    idle = "spec_accept says nothing without spec_tokens, the tokens drafted a step"
+    table.fail(index[np.isnan(tokens) & ~np.isnan(accept)], InputError(idle))
 
 
 def _positive(key: dict[str, str | None], name: str, read: Callable[[str], float]) -> float | None:
@@ -186,6 +227,8 @@ def _check(
             plan = _plan(setting, key, values[:-1])
             placement = Placement.of(setting.hardware, values[-1], key["slice"])
             reason = refusal(setting.model, setting.engine, placement, plan, setting.formats.weights.name)
+            if setting.drafting is not None:
+                reason = reason or draft_refusal(setting.drafting.draft, setting.engine, plan)
             if reason:
                 raise NoPlanError(reason)
         except PlannerError as error:
@@ -203,7 +246,15 @@ def _safe(rows: Rows, sound: NDArray[np.bool_]) -> Rows:
     """Rows with harmless numbers where something is wrong, so that the others can be priced beside them."""
     if sound.all():
         return rows
-    fallback = {"isl": 1.0, "osl": 1.0, "concurrency": 1.0, "max_context": 0.0, "prefix_hit": 0.0}
+    fallback = {
+        "isl": 1.0,
+        "osl": 1.0,
+        "concurrency": 1.0,
+        "max_context": 0.0,
+        "prefix_hit": 0.0,
+        "spec_tokens": 0.0,
+        "spec_accept": 0.0,
+    }
     return Rows(*(np.where(sound, getattr(rows, name), fallback.get(name, 1.0)) for name in Rows._fields))
 
 

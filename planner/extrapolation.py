@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.serving import Rows, Setting
+from planner.costs.rows import Rows
+from planner.costs.serving import Setting
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 
-BEYOND = ("hardware", "version", "weights", "schedule", "tp", "pp", "batch", "isl", "prefix")
+BEYOND = ("hardware", "version", "weights", "schedule", "tp", "pp", "batch", "isl", "prefix", "speculation")
 """What may lie beyond: machine, version of the engine, dtype of the weights, batching, a degree, requests per replica,
-length of a prompt, cached prompts (none was measured)."""
+length of a prompt, cached prompts, drafted tokens (neither was measured)."""
 Column = NDArray[Any]
 
 
@@ -47,6 +48,7 @@ def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
             (batch > within.batch) | (batch < within.least_batch),
             rows.isl > within.isl,
             rows.prefix_hit > 0,
+            everywhere(False) if setting.drafting is None else rows.spec_tokens > 0,
         ),
     )
 

@@ -16,6 +16,7 @@ from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.rules import chips_refusal
 from planner.plans.seats import Seat, seats
+from planner.plans.speculators import notes_of, placeholders, speculating, speculator_of
 from planner.request import Limits, check_context, check_memory
 from planner.specs.dtypes import ACTIVATION_BYTES, WEIGHTS
 from planner.specs.engine import Engine
@@ -99,6 +100,7 @@ def deployment(
     check_context(model, workload.isl, workload.osl, workload.max_context)
     check_memory(limits)
     launch = _launch_of(engine, placement.hardware)
+    speculator = speculator_of(launch, engine, placement.hardware, plan, workload)
     start = _start(model, placement, engine, plan, workload, limits)
     if reason := _refusal(launch, engine, start):
         raise NoPlanError(f"{plan.label} of {model.name}: {reason}")
@@ -107,6 +109,8 @@ def deployment(
     for replica in placed:
         if reason := _node_refusal(launch, placement.hardware, engine, replica):
             raise NoPlanError(f"{plan.label} on {placement.hardware.name}: {reason}")
+    if speculator is not None:
+        launch = speculating(launch, speculator)
     loaded, loading = _loaded(model, launch, start, asked, checkpoint)
     first_port = _port(port, launch, plan)
     values = _values(launch, start, workload) | {"model": loaded, "weights": loading.name}
@@ -119,6 +123,7 @@ def deployment(
         processes.append(_router(launch, processes, names, first_port))
     notes = [*_model_notes(model, launch, start, loaded, loading, checkpoint)]
     notes += _notes(placement, launch, start, workload, hosts, placed)
+    notes += notes_of(workload.speculation, speculator)
     return Deployment(model, plan, placement, engine, launch, tuple(processes), tuple(notes))
 
 
@@ -147,6 +152,7 @@ def _start(model: Model, placement: Placement, engine: Engine, plan: Plan, workl
         kv_cache=workload.kv_cache,
         context=min(_context(workload), model.max_context),
         hardware=placement.hardware,
+        drafts=workload.speculation.draft if workload.speculation else None,
     )
     if reason := start.refusal() or chips_refusal(placement, plan):
         raise NoPlanError(f"{plan.label} of {model.name} on {placement.hardware.name}: {reason}")
@@ -154,7 +160,8 @@ def _start(model: Model, placement: Placement, engine: Engine, plan: Plan, workl
 
 
 def _context(workload: Workload) -> int:
-    return max(workload.isl + workload.osl, workload.max_context or 0)
+    longest = 1.0 if workload.lengths is None else workload.lengths.longest
+    return max(math.ceil((workload.isl + workload.osl) * longest * (1 - 1e-12)), workload.max_context or 0)
 
 
 def _refusal(launch: Launch, engine: Engine, start: Start) -> str | None:
@@ -262,6 +269,7 @@ def _values(launch: Launch, start: Start, workload: Workload) -> dict[str, Any]:
         "tokens": scheduler.chunk_tokens,
         "block": scheduler.block_tokens,
         "ranks": plan.replica_chips,
+        **placeholders(workload.speculation),
     }
 
 

@@ -15,14 +15,20 @@ from planner.plans.plan import Plan
 from planner.request import LAYOUTS, OBJECTIVES
 from planner.specs.catalog import load_hardware
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
+from planner.specs.speculation import MOST_TOKENS
 from planner.specs.workload import ARRIVALS, SCHEDULES
 
 Array = NDArray[np.float64]
 
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
-NUMBERS = ("gpus", "isl", "osl", "concurrency", "max_context", "prefix_hit", *DEGREES)
-SHARES = frozenset(("prefix_hit",))
-"""Numbers from 0 to 1; all others are whole and at least 1."""
+NUMBERS = ("gpus", "isl", "osl", "concurrency", "max_context", "prefix_hit", "spec_tokens", "spec_accept", *DEGREES)
+SHARES = {
+    "prefix_hit": "the share of a prompt that is cached",
+    "spec_accept": "the share of drafted tokens that are accepted",
+}  # fmt: skip
+"""Numbers from 0 to 1, with what they are; all others are whole."""
+RANGES: dict[str, tuple[int, int | None]] = {"spec_tokens": (0, MOST_TOKENS)}
+"""The least and the most of whole numbers where they are not 1 and what a float holds exactly."""
 CHOICES: dict[str, Sequence[str]] = {
     "objective": OBJECTIVES,
     "schedule": SCHEDULES,
@@ -34,7 +40,7 @@ CHOICES: dict[str, Sequence[str]] = {
 TEXTS = (
     "model", "hardware", "engine", "objective", "schedule", "arrivals", "weights", "kv_cache", "attention",
     "prefill_attention", "ffn", "prefill_ffn", "grid", "plan", "price", "memory_limit", "memory_fraction", "slice",
-    "max_num_seqs", "max_num_batched_tokens",
+    "max_num_seqs", "max_num_batched_tokens", "lengths", "draft",
 )  # fmt: skip
 OPTIONS = (*NUMBERS, *TEXTS)
 """Names of what may be given for a point: the command's options, with underscores."""
@@ -134,6 +140,9 @@ class Points:
                 key = key * len(self.values[name]) + self.codes[name]
                 _, key = np.unique(key, return_inverse=True)
         key = self._by_slice(key)
+        drafts = self.numbers["spec_tokens"] > 0  # not given is no number above 0
+        if drafts.any():
+            _, key = np.unique(key * 2 + drafts, return_inverse=True)
         if not key.any():
             return [({name: self.values[name][self.codes[name][0]] for name in TEXTS}, np.arange(self.count))]
         return [
@@ -185,20 +194,21 @@ def _numbers(name: str, column: Sequence[Any] | None, count: int, errors: list[P
         numbers = np.where(np.isnan(numbers), float(DEFAULTS[name]), numbers)
     if name in SHARES:
         return _shares(name, numbers, errors)
-    whole = np.isnan(numbers) | ((numbers >= 1) & (numbers == np.floor(numbers)) & (numbers < 2**53))
+    least, most = RANGES.get(name, (1, None))
+    above = 2**53 if most is None else most + 1
+    whole = np.isnan(numbers) | ((numbers >= least) & (numbers == np.floor(numbers)) & (numbers < above))
     for row in np.flatnonzero(~whole).tolist():
         if errors[row] is None:
-            errors[row] = InputError(f"{name} must be a whole number of at least 1, found {column[row]}")
+            limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+            errors[row] = InputError(f"{name} must be a whole number {limits}, found {column[row]}")
     return np.where(whole, numbers, np.nan)
 
 
 def _shares(name: str, numbers: Array, errors: list[PlannerError | None]) -> Array:
-    inside = (numbers >= 0) & (numbers <= 1)
+    inside = np.isnan(numbers) & (name not in DEFAULTS) | (numbers >= 0) & (numbers <= 1)
     for row in np.flatnonzero(~inside).tolist():
         if errors[row] is None:
-            errors[row] = InputError(
-                f"{name} must be from 0 to 1, the share of a prompt that is cached, found {numbers[row]:g}"
-            )
+            errors[row] = InputError(f"{name} must be from 0 to 1, {SHARES[name]}, found {numbers[row]:g}")
     return np.where(inside, numbers, 0.0)
 
 

@@ -9,14 +9,17 @@ from numpy.typing import NDArray
 
 from planner.advice import why_none
 from planner.costs.serving import formats_of
-from planner.errors import NoPlanError
+from planner.errors import InputError, NoPlanError
 from planner.extrapolation import stands_on_measurements
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.space import Refused
 from planner.pricing import price_all, within
-from planner.request import TIMES, Limits, Request
+from planner.request import TIMES, Limits, Request, check
 from planner.results import Results
+from planner.sizing import size_all
+from planner.specs.hardware import Hardware
+from planner.specs.speculation import AUTO, SEARCHED_TOKENS, Speculation
 from planner.units import MS
 
 MEASURED_ERROR = 0.10
@@ -24,6 +27,8 @@ MEASURED_ERROR = 0.10
 and of measured pairs of plans further apart than this 99.7 % were ordered right (`plan validate`)."""
 ASSUMED_ERROR = 0.25
 """The same where host time or kernels stand for another chip, or another version of the engine (assumed)."""
+MOST_TRIED = 8
+"""Drafted tokens of a step that are tried where they are searched."""
 Array = NDArray[np.float64]
 
 
@@ -48,14 +53,23 @@ class NoneLeftError(NoPlanError):
 
 
 def rank(request: Request) -> Ranking:
-    """All plans of a request, ranked.
+    """All plans of a request, ranked; of those on the fewest chips first, where chips are to be counted.
+
+    Where drafted tokens are searched, the request of the ranking has their number.
 
     Raises:
         InputError: the request makes no sense.
         NoPlanError: no plan satisfies it; says which limit, the numbers and what would do (as NoneLeftError
             unless it is not even known what there is to refuse).
     """
-    priced = price_all(request)
+    speculation = request.workload.speculation
+    if speculation is not None and speculation.tokens == SEARCHED_TOKENS:
+        return _best_drafted(request, speculation)
+    if request.fewest and request.pareto:
+        return _frontier(request)
+    if request.fewest and request.hardware.torus is not None:
+        return _smallest_slice(request)
+    priced = size_all(request) if request.fewest else price_all(request)
     if priced.results is None:
         raise NoneLeftError(why_none(request, priced), priced.refused)
     results, dropped = _within(priced.results, request.limits)
@@ -63,10 +77,93 @@ def rank(request: Request) -> Ranking:
     if not len(results):
         raise NoneLeftError(why_none(request, priced), refused)
     results = _pareto(results) if request.pareto else _best_of_each(results, request.objective)
+    if request.fewest:
+        results = results.take(np.argsort(results["gpus"], kind="stable"))
     results.columns["rank"] = np.arange(1, len(results) + 1, dtype=float)
     if not request.pareto:  # of a frontier no row is better than another
         results.columns["tie"] = _ties(results, request.objective, error_bar(request))
-    return Ranking(request, priced.placement, results, refused, priced.plans, len(priced.results))
+    placement = priced.placement
+    if request.fewest:
+        request = request._replace(gpus=int(results["gpus"][0]))
+        placement = Placement.of(request.hardware, request.gpus)
+    return Ranking(request, placement, results, refused, priced.plans, len(priced.results))
+
+
+def chip_counts(hardware: Hardware, most: int) -> list[int]:
+    """Numbers of chips to look at: the slices of a torus; elsewhere powers of two, and the most itself."""
+    if hardware.torus is not None:
+        return sorted({shape.chips for shape in hardware.torus.legal_slices() if shape.chips <= most})
+    return sorted({*(2**power for power in range(most.bit_length())), most})
+
+
+def _frontier(request: Request) -> Ranking:
+    """The frontier over batches and numbers of chips: rows that none beats on any number of them.
+
+    Raises:
+        InputError: the request makes no sense.
+        NoPlanError: no plan satisfies it on the most chips, nor on fewer.
+    """
+    check(request)
+    found: list[Ranking] = []
+    failure: NoPlanError | None = None
+    for chips in chip_counts(request.hardware, request.gpus):
+        try:
+            found.append(rank(request._replace(gpus=chips, fewest=False)))
+        except NoPlanError as error:
+            failure = error
+    if not found:
+        raise failure or NoPlanError(f"{request.hardware.name} has no slice of up to {request.gpus} chips")
+    results = _pareto(Results.joined([each.results for each in found]))
+    results.columns["rank"] = np.arange(1, len(results) + 1, dtype=float)
+    plans, points = (sum(getattr(each, name) for each in found) for name in ("plans", "points"))
+    refused = [one for each in found for one in each.refused]
+    return Ranking(request, found[-1].placement, results, refused, plans, points)
+
+
+def _smallest_slice(request: Request) -> Ranking:
+    """The ranking on the smallest slice of a torus on which any plan satisfies a request."""
+    check(request)
+    sizes = chip_counts(request.hardware, request.gpus)
+    failure: NoPlanError | None = None
+    for chips in sizes:
+        try:
+            return _on_slice(request, chips)
+        except NoPlanError as error:
+            failure = error
+    if failure is None:
+        return rank(request._replace(fewest=False))  # says what the smallest slice has
+    raise failure
+
+
+def _on_slice(request: Request, chips: int) -> Ranking:
+    ranking = rank(request._replace(gpus=chips, fewest=False))
+    return ranking._replace(request=ranking.request._replace(fewest=True))
+
+
+def _best_drafted(request: Request, speculation: Speculation) -> Ranking:
+    """The ranking of those drafted tokens, of 1 to MOST_TRIED, whose first plan is best; of equals the fewest.
+
+    Raises:
+        InputError: a frontier, of which no row is better than another.
+        NoPlanError: as `rank`, for one drafted token.
+    """
+    if request.pareto:
+        raise InputError(f"--spec-tokens {AUTO} needs a goal, and --pareto has none; give a number")
+    best: Ranking | None = None
+    failed: NoPlanError | None = None
+    for tokens in range(1, MOST_TRIED + 1):
+        work = request.workload._replace(speculation=speculation._replace(tokens=tokens))
+        try:
+            found = rank(request._replace(workload=work))
+        except NoPlanError as error:
+            failed = failed or error
+            continue
+        if best is None or metric(found.results, request.objective)[0] < metric(best.results, request.objective)[0]:
+            best = found
+    if best is None:
+        assert failed is not None
+        raise failed
+    return best
 
 
 def tradeoff(request: Request) -> tuple[Results, Results]:
@@ -78,12 +175,18 @@ def tradeoff(request: Request) -> tuple[Results, Results]:
     Raises:
         InputError, NoPlanError: as `rank`.
     """
-    request = request._replace(pareto=True)
-    priced = price_all(request)
-    results = None if priced.results is None else _within(priced.results, request.limits)[0]
-    if results is None or not len(results):
-        raise NoneLeftError(why_none(request, priced), priced.refused)
-    return results, _pareto(results)
+    counts = chip_counts(request.hardware, request.gpus) if request.fewest and request.pareto else [request.gpus]
+    request = request._replace(pareto=True, fewest=False)
+    found: list[Results] = []
+    for chips in counts:
+        priced = price_all(request._replace(gpus=chips))
+        results = None if priced.results is None else _within(priced.results, request.limits)[0]
+        if results is not None and len(results):
+            found.append(results)
+        elif len(counts) == 1:
+            raise NoneLeftError(why_none(request, priced), priced.refused)
+    every = Results.joined(found)
+    return every, _pareto(every)
 
 
 def _within(results: Results, limits: Limits) -> tuple[Results, list[Refused]]:
@@ -153,7 +256,7 @@ def error_bar(request: Request) -> float:
     work = request.workload
     formats = formats_of(request.model, request.hardware, request.engine, work.weights, work.kv_cache)
     known = stands_on_measurements(request.hardware, request.engine, formats.compute)
-    return MEASURED_ERROR if known else ASSUMED_ERROR
+    return MEASURED_ERROR if known and work.speculation is None else ASSUMED_ERROR
 
 
 def _ties(results: Results, objective: str, error: float) -> NDArray[np.object_]:
@@ -161,5 +264,6 @@ def _ties(results: Results, objective: str, error: float) -> NDArray[np.object_]
     value = metric(results, objective)
     ties = np.empty(len(value), dtype=object)
     for index in range(1, len(value)):
-        ties[index] = bool(value[index] <= value[index - 1] * (1 + error))
+        same = results["gpus"][index] == results["gpus"][index - 1]  # more chips for the same load are no tie
+        ties[index] = bool(same and value[index] <= value[index - 1] * (1 + error))
     return ties

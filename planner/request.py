@@ -13,6 +13,7 @@ from planner.plans.space import Filters
 from planner.specs.engine import ATTENTION, FFN, Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
+from planner.specs.speculation import check_accept, check_tokens
 from planner.specs.workload import ARRIVALS, SCHEDULES, Workload
 from planner.units import MS
 
@@ -20,6 +21,10 @@ Objective = Literal["latency", "ttft", "tpot", "throughput", "cost"]
 OBJECTIVES: tuple[Objective, ...] = ("latency", "ttft", "tpot", "throughput", "cost")
 MOST = 10**9
 """Chips, tokens or requests beyond which a number is a slip of the keyboard."""
+CHIPS = 8
+"""Chips there are, where nothing says how many and nothing asks."""
+MOST_CHIPS = 1024
+"""How many chips are looked at where their number is sought, unless another bound is given."""
 TIMES = ("ttft", "tpot", "latency")
 """Times that may be limited."""
 SEARCHED = ("throughput", "cost")
@@ -54,6 +59,35 @@ class Request(NamedTuple):
     usd_per_chip_hour: float | None = None
     slice: str | None = None
     pareto: bool = False
+    fewest: bool = False
+    """`gpus` is the most chips there may be, and the fewest that do are looked for."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether the load of each plan is searched for, since none is given and the goal depends on it."""
+        work = self.workload
+        given = work.concurrency is not None or work.arrival_rate is not None
+        return not given and (self.pareto or self.objective in SEARCHED)
+
+
+def chips_for(
+    given: int | None, most: int | None, limits: Limits, rate: float | None, slice_: str | None = None
+) -> tuple[int, bool]:
+    """(how many chips there are, or may be; whether the fewest are sought).
+
+    Those given; else the fewest where a limit on time, an arrival rate or a bound asks how many; else 8.
+
+    Raises:
+        InputError: a number and a bound on it.
+    """
+    if given is not None:
+        if most is not None:
+            raise InputError("--gpus says how many chips there are, --max-gpus how many to look at; give one of them")
+        return given, False
+    asks = rate is not None or any(getattr(limits, name) is not None for name in TIMES)
+    if most is None and (slice_ is not None or not asks):
+        return CHIPS, False
+    return most or MOST_CHIPS, True
 
 
 def check(request: Request) -> None:
@@ -66,7 +100,8 @@ def check(request: Request) -> None:
     work, limits = request.workload, request.limits
     optional = {"concurrency": work.concurrency, "max-context": work.max_context}
     given = {name: value for name, value in optional.items() if value is not None}
-    for name, value in {"gpus": request.gpus, "isl": work.isl, "osl": work.osl, **given}.items():
+    lengths = {} if work.lengths else {"isl": work.isl, "osl": work.osl}
+    for name, value in {"gpus": request.gpus, **lengths, **given}.items():
         if not _is_whole(value):
             raise InputError(f"--{name} must be a whole number, found {value!r}")
         if not 1 <= value <= MOST:
@@ -79,6 +114,10 @@ def check(request: Request) -> None:
     _check_positive("memory-fraction", limits.memory_fraction)
     check_memory(limits)
     check_prefix_hit("--prefix-hit", work.prefix_hit)
+    _check_arrivals(request)
+    if work.speculation is not None:
+        check_tokens("--spec-tokens", work.speculation.tokens)
+        check_accept("--spec-accept", work.speculation.accept)
     for name, text in {"weights": work.weights, "kv-cache": work.kv_cache, "slice": request.slice}.items():
         if text is not None and not isinstance(text, str):
             raise InputError(f"--{name} must be a text, found {text!r}")
@@ -91,10 +130,47 @@ def check(request: Request) -> None:
     for name, (word, allowed) in words.items():
         if word not in allowed and not (word is None and name != "objective"):
             raise InputError(f"--{name}: expected one of {', '.join(allowed)}, found {word!r}")
+    if request.fewest and request.pareto and work.arrival_rate is not None:
+        raise InputError("--pareto over several numbers of chips has no arrival rate; say how many with --gpus")
     if work.osl < 2 and (request.objective == "tpot" or request.pareto):
         goal = "--pareto" if request.pareto else "--objective tpot"
         raise InputError(f"{goal} needs answers of at least 2 tokens, --osl is {work.osl}")
-    check_context(request.model, work.isl, work.osl, work.max_context)
+    check_lengths(request)
+
+
+def _check_arrivals(request: Request) -> None:
+    """Refuses a rate that no steady state has."""
+    work = request.workload
+    _check_positive("arrival-rate", work.arrival_rate)
+    if work.arrival_rate is not None and work.concurrency is not None:
+        raise InputError("--arrival-rate and --concurrency both say how many requests are in flight; give one of them")
+    if work.arrival_rate is not None and (work.schedule or request.engine.scheduler.schedule) == "static":
+        raise InputError(
+            "--arrival-rate: a static batch starts when it is full, which no steady rate describes; "
+            "use --schedule continuous, or --concurrency"
+        )
+
+
+def check_lengths(request: Request) -> None:
+    """Refuses lengths that a model or a schedule cannot have.
+
+    Raises:
+        InputError: a context beyond the model's, or lengths that differ in a static batch.
+    """
+    work = request.workload
+    if work.lengths is not None and (work.schedule or request.engine.scheduler.schedule) == "static":
+        raise InputError(
+            "lengths that differ: a static batch waits for its longest answer, which is not modelled; "
+            "use --schedule continuous, or one length"
+        )
+    if work.lengths is None:
+        check_context(request.model, work.isl, work.osl, work.max_context)
+    elif not work.max_context and (work.isl + work.osl) * work.lengths.longest > request.model.max_context:
+        raise InputError(
+            f"the longest request has {(work.isl + work.osl) * work.lengths.longest:.0f} tokens, more than "
+            f"{request.model.name}'s context of {request.model.max_context}; shorten them, or give --max-context "
+            "if the deployment extends it"
+        )
 
 
 def check_number(name: str, value: Any) -> None:

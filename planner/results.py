@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.roofline import BOUNDS, Parts
-from planner.costs.serving import Estimates, Fit, Rows, Setting
+from planner.costs.rows import Rows
+from planner.costs.serving import Estimates, Fit, Setting
+from planner.costs.speculation import tokens_per_step
 from planner.costs.weights import matmul_parameters
 from planner.extrapolation import beyond, unmeasured
 from planner.plans.plan import Plan
@@ -25,10 +27,12 @@ COLUMNS = (
     "memory_limit_gib", "kv_capacity_tokens", "max_concurrency", "bottleneck", "tie", "error", "flips_if",
     "engine_version", "extrapolates", "assumed", "arrivals", "usd_per_mtok_input", "usd_per_mtok_output", "prefix_hit",
     "grid", "gpu_s_per_token_prefill", "gpu_s_per_token_decode",
+    "arrival_rate_per_s", "in_flight", "utilisation", "prefill_utilisation", "ttft_p90_ms",
+    "spec_tokens", "spec_accept", "tokens_per_step",
 )  # fmt: skip
 WHOLE = frozenset((
     "rank", "gpus", "tp", "pp", "dp", "ep", "cp", "idle_gpus", "concurrency", "batch_per_replica", "isl", "osl",
-    "kv_capacity_tokens", "max_concurrency",
+    "kv_capacity_tokens", "max_concurrency", "spec_tokens",
 ))  # fmt: skip
 """Columns of whole numbers."""
 TEXTS = frozenset((
@@ -165,8 +169,8 @@ def results_of(
         "idle_gpus": gpus - rows.tp * rows.pp * rows.dp,
         "concurrency": rows.concurrency,
         "batch_per_replica": fitted.batch,
-        "isl": rows.isl,
-        "osl": rows.osl,
+        "isl": np.round(rows.isl),
+        "osl": np.round(rows.osl),
         "ttft_ms": priced.ttft / MS,
         "queue_ms": priced.ttft * 0.0,
         "tpot_ms": priced.tpot / MS,
@@ -201,8 +205,24 @@ def results_of(
         "grid": texts([plan.grid or None for plan in plans], len(plans))[which],
         "gpu_s_per_token_prefill": chip_seconds / priced.mfu_prefill,
         "gpu_s_per_token_decode": chip_seconds / priced.mfu_decode,
+        **dict.fromkeys(("arrival_rate_per_s", "in_flight", "utilisation", "prefill_utilisation"), nan),
+        "ttft_p90_ms": priced.ttft_p90 / MS,
+        **_speculation(setting, rows),
     }
     return Results(columns, _by_bound(priced.ttft_parts), _by_bound(priced.tpot_parts))
+
+
+def _speculation(setting: Setting, rows: Rows) -> dict[str, Column]:
+    """Drafted tokens, the share accepted, and tokens that a step yields; not applicable where nothing is drafted."""
+    if setting.drafting is None:
+        nothing = np.full(rows.length, np.nan)
+        return {"spec_tokens": nothing, "spec_accept": nothing, "tokens_per_step": nothing}
+    drafts = rows.spec_tokens > 0
+    return {
+        "spec_tokens": np.where(drafts, rows.spec_tokens, np.nan),
+        "spec_accept": np.where(drafts, rows.spec_accept, np.nan),
+        "tokens_per_step": np.where(drafts, tokens_per_step(rows.spec_tokens, rows.spec_accept), np.nan),
+    }
 
 
 def _by_bound(parts: Parts) -> dict[str, Column]:

@@ -19,7 +19,8 @@ import numpy as np
 from planner.costs.collectives import Network
 from planner.costs.layers import Pass, Structure, attention_operations, causal_pairs
 from planner.costs.roofline import price_operation
-from planner.costs.serving import Rows, Setting, fit
+from planner.costs.rows import Rows
+from planner.costs.serving import Setting, fit
 from planner.costs.step import Replica, pass_time
 from planner.plans.placement import Placement
 from planner.plans.rules import tp_allowed

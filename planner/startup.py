@@ -8,7 +8,8 @@ import numpy as np
 
 from planner.costs.layers import Formats
 from planner.costs.memory import Budget, Room, needed_tokens, room
-from planner.costs.serving import structure_of
+from planner.costs.rows import structure_of
+from planner.costs.speculation import Drafting, room_with_draft
 from planner.costs.weights import Shard, Stages
 from planner.errors import InputError
 from planner.plans.plan import Plan
@@ -17,6 +18,7 @@ from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
 from planner.specs.model import Model
+from planner.specs.speculation import Draft
 from planner.units import GIB
 
 
@@ -48,13 +50,15 @@ class Start(NamedTuple):
         draft: bool = False,
         attention_dp: int = 1,
         hardware: Hardware | None = None,
+        drafts: Draft | None = None,
     ) -> Start:
         """The memory of a plan; `context` is the model's longest where none is given.
 
         `hardware` decides the KV cache's dtype where the engine chooses it by chip.
 
         With `draft` the model's own prediction modules are loaded beside it; with `attention_dp` the ranks of a
-        tensor-parallel group form so many groups, each with the attention of its own requests.
+        tensor-parallel group form so many groups, each with the attention of its own requests. `drafts` is what
+        speculates, a model of its own among it.
 
         Raises:
             InputError: a dtype that there is not, a context or prediction modules that the model has not.
@@ -70,7 +74,15 @@ class Start(NamedTuple):
         shard = Shard.for_engine(model, engine, stored.name, plan.tp, attention_dp, x, y)
         structure = structure_of(plan)
         modules = model.prediction.modules if draft and model.prediction else 0
+        modules = max(modules, drafts.modules if drafts else 0)
         space = room(model, engine, shard, Stages.of(model, plan.pp), formats, structure, budget, modules)
+        if drafts is not None:
+            drafting = Drafting.of(
+                drafts, formats, lambda own, kv: Formats(weight_dtype(own.weights), kv_dtype(kv), "", "")
+            )
+            space = room_with_draft(
+                space, drafting, 1, engine, structure, budget, np.asarray(plan.tp), np.asarray(plan.pp)
+            )
         return cls(model, engine, plan, formats, budget, space, context or model.max_context, draft, attention_dp)
 
     @property

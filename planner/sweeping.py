@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 from planner.errors import InputError, PlannerError
 from planner.plans.space import Filters
 from planner.ranking import rank
-from planner.request import MOST, OBJECTIVES, Limits, Request, check
+from planner.request import MOST, OBJECTIVES, Limits, Request, check, chips_for
 from planner.results import COLUMNS
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import speculation_of
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
@@ -23,11 +25,18 @@ from planner.specs.workload import Workload
 Value = TypeVar("Value", str, int)
 
 AXES: dict[str, Any] = {
-    "model": None, "hardware": "h100", "engine": None, "gpus": 8, "isl": 1024, "osl": 256, "concurrency": None,
-    "weights": None, "kv_cache": None, "objective": "latency",
+    "model": None, "hardware": "h100", "engine": None, "gpus": None, "isl": 1024, "osl": 256, "concurrency": None,
+    "arrival_rate": None, "weights": None, "kv_cache": None, "objective": "latency", "spec_tokens": None,
+    "spec_accept": None,
 }  # fmt: skip
 """Options that a sweep takes lists for, outermost first, with what `plan` takes where they are not given."""
-NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency"))
+NUMBERS = frozenset(("gpus", "isl", "osl", "concurrency", "spec_tokens"))
+LEAST = {"spec_tokens": 0}
+"""The least of whole numbers where it is not 1."""
+RATES = frozenset(("arrival_rate",))
+"""Axes of numbers that need not be whole."""
+COLUMN_OF = {"arrival_rate": "arrival_rate_per_s"}
+"""The result column of an axis, where it is not called the same."""
 ASKED = "asked"
 COLUMNS_OF_SWEEP = (*COLUMNS, ASKED)
 """The result columns, and behind them the command that gives a row's point alone."""
@@ -48,13 +57,28 @@ def words(text: str, option: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+def shares(text: str, option: str) -> tuple[float, ...]:
+    """The numbers of a comma list.
+
+    Raises:
+        InputError: something that is no number.
+    """
+    found = []
+    for word in words(text, option):
+        try:
+            found.append(float(word))
+        except ValueError:
+            raise InputError(f"{option}: expected numbers joined by commas, found {word!r}") from None
+    return tuple(dict.fromkeys(found))
+
+
+def whole_numbers(text: str, option: str, least: int = 1) -> tuple[int, ...]:
     """The numbers of a comma list: whole ones, or ranges `8:64:8` (by adding) and `1:256:x2` (by multiplying).
 
     The end of a range belongs to it if a step meets it. A number that stands twice counts once.
 
     Raises:
-        InputError: neither of these, a number outside 1 ... MOST, or more than MOST_POINTS of them.
+        InputError: neither of these, a number outside `least` ... MOST, or more than MOST_POINTS of them.
     """
     found: dict[int, None] = {}
     for part in words(text, option):
@@ -66,9 +90,32 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
         numbers = range(int(part), int(part) + 1) if match is None else _range(match, option)
         if len(numbers) > MOST_POINTS:
             raise InputError(f"{option}: {part} are {len(numbers)} numbers; a sweep has at most {MOST_POINTS} points")
-        if not numbers or numbers[0] < 1 or numbers[-1] > MOST:
-            raise InputError(f"{option}: expected numbers from 1 to {MOST}, the first the lowest, found {part!r}")
+        if not numbers or numbers[0] < least or numbers[-1] > MOST:
+            raise InputError(f"{option}: expected numbers from {least} to {MOST}, the first the lowest, found {part!r}")
         found.update(dict.fromkeys(numbers))
+    return tuple(found)
+
+
+def rates(text: str, option: str) -> tuple[float, ...]:
+    """The numbers of a comma list, whole or not, and ranges of whole ones as `whole_numbers` has them.
+
+    Raises:
+        InputError: no number, or none above 0.
+    """
+    found: dict[float, None] = {}
+    for part in words(text, option):
+        if ":" in part:
+            found.update(dict.fromkeys(map(float, whole_numbers(part, option))))
+            continue
+        try:
+            value = float(part)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= MOST:
+            raise InputError(
+                f"{option}: expected numbers above 0 joined by commas, or ranges as 8:64:8 or 1:256:x2, found {part!r}"
+            )
+        found[value] = None
     return tuple(found)
 
 
@@ -106,6 +153,10 @@ class Sweep(NamedTuple):
     """The options that all points share, as they are typed; "" = none."""
     top: int
     """Rows of each point; 0 = all."""
+    max_gpus: int | None = None
+    """Where the fewest chips are sought, how many are looked at; none = MOST_CHIPS, if they are sought at all."""
+    draft: str | None = None
+    """What drafts, as it is named."""
 
     @classmethod
     def of(
@@ -119,8 +170,10 @@ class Sweep(NamedTuple):
         slice: str | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        draft: str | None = None,
         shared: str = "",
         top: int = 1,
+        max_gpus: int | None = None,
     ) -> Sweep:
         """A sweep whose every file is read and whose every value is known, so that nothing is left to fail but plans.
 
@@ -133,8 +186,10 @@ class Sweep(NamedTuple):
             slice: shape of a torus slice.
             max_num_seqs: of every engine (`Engine.limited`).
             max_num_batched_tokens: likewise.
+            draft: what drafts in points that draft (`specs.drafts`).
             shared: all of these, as they are typed.
             top: rows of each point; 0 = all.
+            max_gpus: where `gpus` is no axis and the fewest chips are sought, how many are looked at.
 
         Raises:
             InputError: an unknown name or word, no model, too many points, or a request that makes no sense at any.
@@ -153,10 +208,13 @@ class Sweep(NamedTuple):
         }
         machine, software = machines[lists["hardware"][0], lists["engine"][0]]
         base = Request(
-            models[lists["model"][0]], machine, software, lists["gpus"][0], workload, lists["objective"][0],
+            models[lists["model"][0]], machine, software, 1, workload, lists["objective"][0],
             limits, filters, price, slice,
         )  # fmt: skip
-        sweep = cls(lists, base, models, machines, shared, top)
+        sweep = cls(lists, base, models, machines, shared, top, max_gpus, draft)
+        for name in lists["model"]:
+            for tokens, accept in product(lists["spec_tokens"], lists["spec_accept"]):
+                speculation_of(tokens, accept, draft, models[name])
         sweep._check()
         return sweep
 
@@ -182,21 +240,37 @@ class Sweep(NamedTuple):
             index, place = divmod(index, len(self.axes[name]))
             chosen[name] = self.axes[name][place]
         hardware, engine = self.machines[chosen["hardware"], chosen["engine"]]
-        work = {name: chosen[name] for name in ("isl", "osl", "concurrency", "weights", "kv_cache")}
+        work = {name: chosen[name] for name in ("isl", "osl", "concurrency", "arrival_rate", "weights", "kv_cache")}
+        base = self.base.workload
+        if base.lengths is not None:  # which has the means, too
+            work |= {"isl": base.isl, "osl": base.osl}
+        target = self.models[chosen["model"]]
+        speculation = speculation_of(chosen["spec_tokens"], chosen["spec_accept"], self.draft, target)
+        workload = base._replace(**work, speculation=speculation)
+        gpus, fewest = chips_for(
+            chosen["gpus"], self.max_gpus, self.base.limits, workload.arrival_rate, self.base.slice
+        )
         request = self.base._replace(
-            model=self.models[chosen["model"]],
+            model=target,
             hardware=hardware,
             engine=engine,
-            gpus=chosen["gpus"],
+            gpus=gpus,
             objective=chosen["objective"],
-            workload=self.base.workload._replace(**work),
+            workload=workload,
+            fewest=fewest,
         )
         return Point(request, self._asked({name: chosen[name] for name in AXES}))
 
     def _asked(self, chosen: Mapping[str, Any]) -> str:
         """The command of a point: what `plan` takes anyway is left out, so that equal questions are equal texts."""
+        rate, base = chosen["arrival_rate"], self.base
+        if chosen["gpus"] is not None and chips_for(None, None, base.limits, rate, base.slice) == (
+            chosen["gpus"],
+            False,
+        ):
+            chosen = {**chosen, "gpus": None}
         given = [
-            f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+            f"--{name.replace('_', '-')} {shlex.quote(f'{value:g}' if isinstance(value, float) else str(value))}"
             for name, value in chosen.items()
             if value != AXES[name]
         ]
@@ -227,11 +301,14 @@ def _failed(point: Point, reason: str) -> dict[str, Any]:
         "schedule": work.schedule,
         "weights": work.weights,
         "kv_cache": work.kv_cache,
-        "gpus": request.gpus,
+        "gpus": None if request.fewest else request.gpus,
         "isl": work.isl,
         "osl": work.osl,
         "prefix_hit": work.prefix_hit,
+        "spec_tokens": work.speculation and work.speculation.tokens,
+        "spec_accept": work.speculation and work.speculation.accept,
         "concurrency": work.concurrency,
+        "arrival_rate_per_s": work.arrival_rate,
         "error": reason,
         ASKED: point.asked,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -94,3 +95,8 @@ def _input(text: str) -> Iterator[None]:
         yield
     finally:
         sys.stdin = before
+
+
+def without_progress(text: str) -> str:
+    """What stands on stderr but for how far a long run has come, which a slow machine says now and then."""
+    return re.sub(r"(?m)^plan: [0-9]+ of [0-9]+ .*\n", "", text)

@@ -193,7 +193,12 @@ def test_plan_checks_what_the_command_checks(options: dict[str, Any]) -> None:
     [
         ({"gpus": "8"}, "--gpus must be a whole number, found '8'"),
         ({"gpus": 8.0}, "--gpus must be a whole number, found 8.0"),
-        ({"gpus": None}, "--gpus must be a whole number, found None"),
+        ({"gpus": 8, "max_gpus": 16}, "max_gpus how many to look at; give one of them"),
+        ({"gpus": None, "max_gpus": "16"}, "--gpus must be a whole number, found '16'"),
+        ({"arrival_rate": "40"}, "--arrival-rate must be a number, found '40'"),
+        ({"arrival_rate": 40, "concurrency": 8}, "--arrival-rate and --concurrency both say"),
+        ({"arrival_rate": 40, "schedule": "static"}, "--arrival-rate: a static batch"),
+        ({"gpus": None, "pareto": True, "arrival_rate": 4.0}, "--pareto over several numbers of chips has no arrival"),
         ({"isl": "1k"}, "--isl must be a whole number, found '1k'"),
         ({"concurrency": [1, 2]}, r"--concurrency must be a whole number, found \[1, 2\]"),
         ({"max_tpot_ms": "50"}, "--max-tpot must be a number, found '50'"),

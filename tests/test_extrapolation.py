@@ -24,6 +24,8 @@ from planner.specs.catalog import ENGINES, HARDWARE, names
         ({"tp": 16, "hardware": "a100", "isl": 8000, "concurrency": 200}, "hardware, tp, batch, isl"),
         ({"tp": 8, "engine": "vllm-0.6"}, "version"),
         ({"tp": 8, "prefix_hit": 0.5}, "prefix"),
+        ({"tp": 8, "spec_tokens": 2, "spec_accept": 0.5, "draft": "ngram"}, "speculation"),
+        ({"tp": 8, "spec_tokens": 0, "spec_accept": 0.5, "draft": "ngram"}, None),
         ({"tp": 16, "pp": 2, "engine": "ideal"}, None),
         ({"tp": 8, "hardware": "h100-lecture"}, None),
         ({"tp": 8, "weights": "int4"}, "weights"),

@@ -468,3 +468,27 @@ def test_plan_by_keyword_is_the_ranking_of_the_same_request() -> None:
     assert rows == same.results.rows()
     assert tuple(rows[0]) == COLUMNS
     assert {row["tp"] for row in rows} == {4, 8}
+
+
+def test_a_frontier_over_chips_is_that_of_all_its_frontiers_together() -> None:
+    chip, engine = load_machine("h100", None)
+    asked = Request(load_model("llama3-8b"), chip, engine, 4, Workload(), pareto=True, fewest=True)
+    whole = rank(asked).results
+    apart = [rank(asked._replace(gpus=chips, fewest=False)).results for chips in (1, 2, 4)]
+    points = [(row["tpot_ms"], row["tokens_per_s_per_gpu"]) for one in apart for row in one.rows()]
+    kept = {one for one in points if not any(o[0] <= one[0] and o[1] >= one[1] and o != one for o in points)}
+    assert {(row["tpot_ms"], row["tokens_per_s_per_gpu"]) for row in whole.rows()} == kept
+    assert len({row["gpus"] for row in whole.rows()}) > 1
+    assert list(whole["rank"]) == list(range(1, len(whole) + 1))
+
+
+def test_the_frontier_of_palm_over_chips_trades_latency_for_cost() -> None:
+    """Pope et al. 2022, figure 1: more chips and small batches are fast, fewer and large ones cheap."""
+    chip, engine = load_machine("tpu-v4", None)
+    filters, work = Filters(pp=(1,)), Workload(isl=1984, osl=64)
+    asked = Request(load_model("palm-62b"), chip, engine, 32, work, filters=filters, pareto=True, fewest=True)
+    rows = rank(asked).results.rows()
+    assert rows[0]["concurrency"] < rows[-1]["concurrency"]
+    assert rows[0]["tp"] > rows[-1]["tp"]
+    cost = [row["gpu_s_per_token"] for row in rows]
+    assert cost == sorted(cost, reverse=True)

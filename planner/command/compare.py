@@ -15,6 +15,7 @@ from planner.explaining.comparison import Candidate, candidate, contest, ranges,
 from planner.plans.plan import Plan
 from planner.report import compare as report
 from planner.report import tabular
+from planner.request import chips_for
 
 MOST = 4
 Labels = Annotated[
@@ -29,10 +30,16 @@ Engines = Annotated[
     str | None, typer.Option("--engine", metavar="NAME,...", help="Engine, or several; default: the hardware file's.")
 ]
 Gpus = Annotated[
-    int | None, typer.Option("--gpus", "--chips", min=1, help="Chips paid for; default: those of each plan, else 8.")
+    int | None,
+    typer.Option(
+        "--gpus", "--chips", min=1, help="Chips paid for; default: those of each plan; else 8, or the fewest that do."
+    ),
 ]
 Weights = Annotated[
     str | None, typer.Option("--weights", metavar="DTYPE,...", help="Dtype of the weights, or several.")
+]
+SpecTokens = Annotated[
+    str | None, typer.Option("--spec-tokens", metavar="N,...", help="Tokens drafted a step, or several; 0 = none.")
 ]
 KvCache = Annotated[str | None, typer.Option("--kv-cache", metavar="DTYPE,...", help="Dtype of the KV, or several.")]
 
@@ -50,9 +57,11 @@ def run(
     engine: Engines = None,
     gpus: Gpus = None,
     objective: opt.Objective = "latency",
-    isl: opt.Isl = 1024,
-    osl: opt.Osl = 256,
+    isl: opt.IslOrSpread = "1024",
+    osl: opt.OslOrSpread = "256",
+    lengths: opt.Lengths = None,
     concurrency: opt.Concurrency = None,
+    arrival_rate: opt.ArrivalRate = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
     weights: Weights = None,
@@ -61,6 +70,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: SpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -94,7 +106,7 @@ def run(
     one leads. Examples: plan compare TP8 TP4xDP2 --model llama3-70b --gpus 8;
     plan compare --plan TP8 --hardware h100,h200 --model llama3-70b
     """
-    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     if not model:
         raise InputError("no model: give --model")
@@ -106,6 +118,7 @@ def run(
         "engine": _split(engine, "--engine") or [None],
         "weights": _split(weights, "--weights") or [None],
         "kv": _split(kv_cache, "--kv-cache") or [None],
+        "drafted": _split(spec_tokens, "--spec-tokens") or [None],
     }
     chosen = filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid)
     if labels and any(chosen):
@@ -117,18 +130,20 @@ def run(
         )
         raise InputError(
             f"compare takes 2 to {MOST} candidates, found {len(combined)} ({several}): name several plans, or give a "
-            "comma list to --hardware, --engine, --model, --weights or --kv-cache"
+            "comma list to --hardware, --engine, --model, --weights, --kv-cache or --spec-tokens"
         )
     limits = limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction)
     found: list[Candidate] = []
-    for text, name, chip, software, stored, cache in combined:
+    for text, name, chip, software, stored, cache, tokens in combined:
         wanted = None if text is None else Plan.parse(text)
         request = request_of(
             name or "",
             chip or "",
             software,
-            gpus or (8 if wanted is None else wanted.chips),
-            workload_of(isl, osl, concurrency, schedule, stored, cache, max_context, arrivals, prefix_hit),
+            chips_for(gpus if wanted is None else gpus or wanted.chips, None, limits, arrival_rate, slice_),
+            workload_of(
+                isl, osl, concurrency, schedule, stored, cache, max_context, arrivals, prefix_hit, arrival_rate, lengths
+            ),
             objective,
             limits,
             chosen,
@@ -136,6 +151,7 @@ def run(
             slice_,
             max_num_seqs,
             max_num_batched_tokens,
+            (None if tokens is None else _whole(tokens), spec_accept, draft),
         )
         if objective == "cost" and request.usd_per_chip_hour is None and request.hardware.price is None:
             raise InputError(
@@ -144,6 +160,7 @@ def run(
             )
         own = {"hardware": request.hardware.name, "model": request.model.name, "engine": request.engine.name}
         own |= {"weights": f"{stored or request.model.weights}", "kv": f"{cache or 'own'} KV"}
+        own |= {"drafted": f"{tokens or 'none'} drafted"}
         varied = [own[what] for what, values in named.items() if len(values) > 1 and what in own]
         try:
             one = candidate("", request, wanted)
@@ -172,6 +189,17 @@ def _picture(found: report.Comparison, plot: str | None) -> bytes:
     from planner.report.plot import comparison_plot  # noqa: PLC0415 (needed where it is asked for)
 
     return comparison_plot(found.plans, [one.label for one in found.candidates], str(plot))
+
+
+def _whole(word: str) -> int:
+    """One of --spec-tokens.
+
+    Raises:
+        InputError: no whole number.
+    """
+    if not word.isdecimal():
+        raise InputError(f"--spec-tokens: expected whole numbers joined by commas, found {word!r}")
+    return int(word)
 
 
 def _split(text: str | None, option: str) -> list[str]:

@@ -13,6 +13,7 @@ from planner.crossing import AXES, Axis, crossing
 from planner.errors import InputError
 from planner.report import crossing as report
 from planner.report import tabular
+from planner.request import CHIPS
 from planner.specs.catalog import load_machine
 
 Vary = Annotated[
@@ -31,6 +32,9 @@ Goal = Annotated[
         metavar="GOAL",
         help="latency, ttft, tpot, throughput or cost; default: ttft for tokens, else tpot.",
     ),
+]
+Chips = Annotated[
+    int, typer.Option("--gpus", "--chips", min=1, help="Chips there are (and are paid for); of --vary gpus the most.")
 ]
 From = Annotated[int | None, typer.Option("--from", min=1, help="Least value; default: 1, or one prompt.")]
 To = Annotated[
@@ -51,7 +55,7 @@ def run(
     high: To = None,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
-    gpus: opt.Gpus = 8,
+    gpus: Chips = CHIPS,
     objective: Goal = None,
     isl: opt.Isl = 1024,
     osl: opt.Osl = 256,
@@ -111,8 +115,8 @@ def run(
         model,
         hardware,
         engine,
-        high if axis == "gpus" and high is not None else gpus,
-        workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit),
+        ((high if axis == "gpus" else None) or gpus, False),
+        workload_of(str(isl), str(osl), concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit),
         objective or ("ttft" if axis == "tokens" else "tpot"),
         limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
         filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid),

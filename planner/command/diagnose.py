@@ -12,6 +12,7 @@ from planner.command.question import filters_of, limits_of, request_of, workload
 from planner.diagnosing.framework import Diagnosis
 from planner.report import diagnosis as report
 from planner.report import tabular
+from planner.request import CHIPS
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +25,7 @@ def run(
     model: opt.Model,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
-    gpus: opt.Gpus = 8,
+    gpus: opt.Gpus = CHIPS,
     isl: opt.Isl = 1024,
     osl: opt.Osl = 256,
     concurrency: opt.Concurrency = None,
@@ -66,8 +67,8 @@ def run(
                 model,
                 hardware,
                 engine,
-                gpus,
-                workload_of(isl, osl, concurrency, None, weights, kv_cache, None, None),
+                (gpus or CHIPS, False),
+                workload_of(str(isl), str(osl), concurrency, None, weights, kv_cache, None, None),
                 "latency",
                 limits_of(None, None, None, memory_limit, memory_fraction),
                 filters_of(*([None] * 10)),

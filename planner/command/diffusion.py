@@ -67,8 +67,8 @@ def request_of(options: dict[str, Any]) -> Any:
     from planner.diffusion.job import job_of, parse_size  # noqa: PLC0415 (of no use to language models)
     from planner.diffusion.ranking import Limits, Request  # noqa: PLC0415
     from planner.diffusion.rules import Filters  # noqa: PLC0415
+    from planner.request import CHIPS, check_memory  # noqa: PLC0415
     from planner.request import Limits as Checked  # noqa: PLC0415
-    from planner.request import check_memory  # noqa: PLC0415
     from planner.specs.catalog import load_diffusion, load_hardware, load_sampler  # noqa: PLC0415
     from planner.units import MS, parse_bytes  # noqa: PLC0415
 
@@ -94,7 +94,7 @@ def request_of(options: dict[str, Any]) -> Any:
         for name in ("cfg", "tp", "ulysses", "ring", "pipefusion", "patches", "dp")
     }
     return Request(
-        model, hardware, sampler, options.get("gpus") or 8, job, options.get("objective") or "latency",
+        model, hardware, sampler, options.get("gpus") or CHIPS, job, options.get("objective") or "latency",
         options.get("weights"), limits, Filters(**degrees, exact=bool(options.get("exact"))),
         opt.above_zero(options.get("price"), "--price"), bool(options.get("parallel_vae")), options.get("slice_"),
     )  # fmt: skip

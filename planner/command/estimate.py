@@ -23,6 +23,8 @@ from planner.results import COLUMNS, Results
 from planner.specs.catalog import load_machine, load_model
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
+from planner.specs.lengths import lengths_of
+from planner.specs.speculation import check_asked
 
 Machine = tuple[Hardware, Engine]
 Points = Annotated[
@@ -72,8 +74,9 @@ def run(
     prefill_ffn: opt.PrefillFfn = None,
     grid: opt.Grid = None,
     objective: opt.Objective = "latency",
-    isl: opt.Isl = 1024,
-    osl: opt.Osl = 256,
+    isl: opt.IslOrSpread = "1024",
+    osl: opt.OslOrSpread = "256",
+    lengths: opt.Lengths = None,
     concurrency: opt.Concurrency = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
@@ -83,6 +86,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: opt.SpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -102,20 +108,22 @@ def run(
     version: opt.Version = False,
 ) -> None:
     """Price one plan, or every row of a CSV file. A degree left out is 1, --gpus the chips the plan uses."""
-    opt.check_targets(csv, json, ("--placement-svg", placement_svg), specs=(model, hardware, engine))
+    opt.check_targets(csv, json, ("--placement-svg", placement_svg), specs=(model, hardware, engine, lengths))
     opt.check_pages(None, placement_svg)
     check_prefix_hit("--prefix-hit", prefix_hit)
+    check_asked(spec_tokens, spec_accept)
     outputs = (("--csv", csv), ("--json", json), ("--placement-svg", placement_svg))
     opt.check_apart(outputs, [points, *(against or [])])
     given: dict[str, Any] = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "plan": plan, "tp": tp, "pp": pp,
         "dp": dp, "ep": ep, "cp": cp, "attention": attention, "prefill_attention": prefill_attention, "ffn": ffn,
-        "prefill_ffn": prefill_ffn, "grid": grid, "objective": objective, "isl": isl, "osl": osl,
+        "prefill_ffn": prefill_ffn, "grid": grid, "objective": objective, **_lengths(isl, osl, lengths),
         "concurrency": concurrency,
         "schedule": schedule, "arrivals": arrivals, "weights": weights, "kv_cache": kv_cache,
         "max_context": max_context, "price": opt.above_zero(price, "--price"), "memory_limit": memory_limit,
         "memory_fraction": opt.above_zero(memory_fraction, "--memory-fraction"), "slice": slice_,
         "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "prefix_hit": prefix_hit,
+        "spec_tokens": spec_tokens, "spec_accept": spec_accept, "draft": draft,
     }  # fmt: skip
     limits = {
         name: limit
@@ -156,6 +164,14 @@ def run(
     )
     if as_table:
         _print_one(results, (load_machine(hardware, engine)[0], _engine(given)), placement, slice_)
+
+
+def _lengths(isl: str, osl: str, lengths: str | None) -> dict[str, Any]:
+    """The options of a point that say how long requests are: two numbers, or `lengths` in their place."""
+    found = lengths_of(isl, osl, lengths)
+    if found.lengths is None and lengths is None:
+        return {"isl": found.isl, "osl": found.osl}
+    return {"isl": None, "osl": None, "lengths": lengths or f"{isl}/{osl}"}
 
 
 def _check_placement(

@@ -26,6 +26,11 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "the most tokens per second under a limit",
             "--model llama3-70b --gpus 8 --isl 4096\n--objective throughput --max-tpot 50",
         ),
+        Example(
+            "how many chips for this load and these limits",
+            "--model llama3-70b --max-ttft 500 --max-tpot 25\n--arrival-rate 40",
+        ),
+        Example("prompts that differ: mean and p90", "-m llama3.1-70b --gpus 8 --isl 1000,2000"),
         Example("two ways only, and why others are refused", "-m llama3-70b --tp 4,8 --pp 1 --rejected"),
         Example("a picture of latency against throughput", "-m llama3-70b --gpus 16 --plot tradeoff.svg"),
         Example("all of it as one page for a browser", "-m llama3-70b --gpus 16 --html report.html"),
@@ -46,6 +51,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(
             "where the best plan changes with the load", "sweep -m llama3-70b --concurrency 1:256:x4\n--max-ttft 500"
         ),
+        Example("chips against load", "sweep -m llama3-70b --arrival-rate 5:40:5\n--max-tpot 25"),
         Example(
             "on four cores, the three best of each",
             "sweep -m llama3-70b --isl 512:4096:x2\n--top 3 --jobs 4 --csv -",
@@ -65,6 +71,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "compare": (
         Example("two replicas of TP4 against one of TP8", "compare TP8 TP4xDP2 -m llama3-70b --gpus 8"),
+        Example(
+            "from which load on drafting does not pay",
+            "compare TP8 -m llama3-70b --spec-tokens 0,4\n--spec-accept 0.7 --draft llama3-8b",
+        ),
         Example("the best plan of two kinds of chip", "compare -m llama3-70b --gpus 8 --hardware h100,h200"),
         Example("as bars in a file", "compare TP8 TP4xDP2 -m llama3-70b --plot bars.svg"),
     ),

@@ -11,22 +11,28 @@ from planner.command import diffusion
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import InputError, NoPlanError
-from planner.explaining.breakdown import Breakdown, breakdown, pinned, plan_of
+from planner.explaining.breakdown import Breakdown, breakdown, load_of, pinned, plan_of
 from planner.explaining.changes import Machine, changes, effects
 from planner.explaining.goal import goal_value
 from planner.plans.plan import Plan
 from planner.ranking import rank
 from planner.report import explain as report
 from planner.report import tabular
-from planner.request import Request
+from planner.request import Request, chips_for
 from planner.specs.catalog import ENGINES, load_engine, load_machine, names
 
 PlanLabel = Annotated[
     str | None,
     typer.Option("--plan", metavar="TP8xPP2", help="The plan to explain; default: the one that comes first."),
 ]
-Chips = Annotated[
-    int | None, typer.Option("--gpus", "--chips", min=1, help="Chips there are; default: those of --plan, else 8.")
+Count = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        "--chips",
+        min=1,
+        help="Chips there are; default: those of --plan, else 8, or the fewest that keep a limit or an arrival rate.",
+    ),
 ]
 
 
@@ -41,11 +47,14 @@ def run(
     plan: PlanLabel = None,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
-    gpus: Chips = None,
+    gpus: Count = None,
+    max_gpus: opt.MaxGpus = None,
     objective: opt.Objective = "latency",
-    isl: opt.Isl = 1024,
-    osl: opt.Osl = 256,
+    isl: opt.IslOrSpread = "1024",
+    osl: opt.OslOrSpread = "256",
+    lengths: opt.Lengths = None,
     concurrency: opt.Concurrency = None,
+    arrival_rate: opt.ArrivalRate = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
     weights: opt.Weights = None,
@@ -54,6 +63,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: opt.SearchedSpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -90,28 +102,37 @@ def run(
 ) -> None:
     """Where the time and the memory of a plan go, by operation; the one change that would help most; the runner-up."""
     files = (("--plot", plot), ("--html", html), ("--placement-svg", placement_svg))
-    opt.check_targets(csv, json, *files, specs=(model, hardware, engine))
+    opt.check_targets(csv, json, *files, specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     opt.check_pages(html, placement_svg)
     if diffusion.is_asked(context):
         return diffusion.explain(context)
     only = None if plan is None else Plan.parse(plan)
+    limits = limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction)
+    given = gpus if only is None or max_gpus is not None else gpus or only.chips
     request = request_of(
         model,
         hardware,
         engine,
-        gpus or (8 if only is None else only.chips),
-        workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit),
+        chips_for(given, max_gpus, limits, arrival_rate, slice_),
+        workload_of(
+            isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit, arrival_rate, lengths
+        ),
         objective,
-        limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
+        limits,
         filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid),
         opt.above_zero(price, "--price"),
         slice_,
         max_num_seqs,
         max_num_batched_tokens,
+        (opt.drafted(spec_tokens), spec_accept, draft),
     )
     if only is not None and any(request.filters):
         raise InputError("--plan names one plan; leave out --tp, --pp and the like, which choose among several")
+    if only is not None and request.fewest:
+        raise InputError("--plan says how many chips there are; leave out --max-gpus")
+    if request.fewest:
+        request = rank(request).request._replace(fewest=False)  # what follows is about that many
     found = _explained(request, only, _machines(request, hardware, max_num_seqs, max_num_batched_tokens))
     pictures: list[tabular.Output] = [
         (plot, lambda: _picture(found.plan, plot)),
@@ -147,7 +168,8 @@ def _placement_file(found: Breakdown) -> str:
 def _explained(request: Request, only: Plan | None, machines: list[Machine]) -> report.Explanation:
     chosen = rank(request if only is None else pinned(request, only))
     plan = plan_of(chosen.results, 0)
-    one = breakdown(request, plan, chosen.results.row(0)["concurrency"])
+    request = request._replace(workload=chosen.request.workload)  # drafted tokens may be searched
+    one = breakdown(request, plan, load_of(chosen.results, 0))
     now = goal_value(chosen.results, 0, request.objective)
     tried = effects(request, now, changes(machines), only)
     try:
@@ -158,7 +180,7 @@ def _explained(request: Request, only: Plan | None, machines: list[Machine]) -> 
     rival = next((index for index, other in enumerate(places) if other != plan), None)
     other = None
     if rival is not None:
-        other = breakdown(request, places[rival], all_plans.results.row(rival)["concurrency"])
+        other = breakdown(request, places[rival], load_of(all_plans.results, rival))
     labels = list(all_plans.results["plan"])
     place = labels.index(plan.label) + 1 if plan.label in labels else None
     return report.Explanation(one, place, len(labels), tried, other)

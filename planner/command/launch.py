@@ -16,6 +16,7 @@ from planner.report import launch as report
 from planner.report import tabular
 from planner.request import Limits
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import speculation_of
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import ATTENTION
 from planner.specs.workload import Workload
@@ -62,6 +63,8 @@ def run(
     max_context: opt.MaxContext = None,
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
+    spec_tokens: opt.SpecTokens = None,
+    draft: opt.Draft = None,
     memory_limit: opt.MemoryLimit = None,
     memory_fraction: opt.MemoryFraction = None,
     slice_: opt.Slice = None,
@@ -106,7 +109,16 @@ def run(
         Placement.of(machine, gpus or chosen.chips, slice_),
         software,
         chosen,
-        Workload(isl, osl, concurrency, "continuous", weights, kv_cache, max_context),
+        Workload(
+            isl,
+            osl,
+            concurrency,
+            "continuous",
+            weights,
+            kv_cache,
+            max_context,
+            speculation=speculation_of(spec_tokens, None, draft, shape, priced=False),
+        ),
         limits=limits,
         asked=model,
         checkpoint=checkpoint,

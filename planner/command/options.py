@@ -11,6 +11,7 @@ import typer
 from planner.errors import InputError
 from planner.report import tabular
 from planner.report.stderr import say
+from planner.specs.speculation import AUTO
 
 Model = Annotated[
     str,
@@ -27,12 +28,49 @@ Hardware = Annotated[
 Engine = Annotated[
     str | None, typer.Option("--engine", metavar="NAME|FILE", help="Engine; default: the hardware file's.")
 ]
-Gpus = Annotated[int, typer.Option("--gpus", "--chips", min=1, help="Chips there are (and are paid for).")]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        "--chips",
+        min=1,
+        help="Chips there are (and are paid for); default 8; under a limit on time or an arrival rate the fewest.",
+    ),
+]
+MaxGpus = Annotated[
+    int | None,
+    typer.Option("--max-gpus", min=1, help="Without --gpus: the fewest chips up to so many [1024]; with --pareto all."),
+]
+ArrivalRate = Annotated[
+    float | None,
+    typer.Option(
+        "--arrival-rate",
+        metavar="REQUESTS/S",
+        help="Requests per second that come to the whole deployment, in the place of --concurrency.",
+    ),
+]
 SomeGpus = Annotated[
     int | None, typer.Option("--gpus", "--chips", min=1, help="Chips paid for; default: those the plan uses.")
 ]
 Isl = Annotated[int, typer.Option("--isl", min=1, help="Tokens of a prompt.")]
 Osl = Annotated[int, typer.Option("--osl", min=1, help="Tokens of an answer.")]
+IslOrSpread = Annotated[
+    str,
+    typer.Option(
+        "--isl", metavar="TOKENS|MEAN,P90", help="Tokens of a prompt; MEAN,P90: they differ, as a log-normal does."
+    ),
+]
+OslOrSpread = Annotated[
+    str, typer.Option("--osl", metavar="TOKENS|MEAN,P90", help="Tokens of an answer; MEAN,P90 likewise.")
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        "--lengths",
+        metavar="FILE|ISL/OSL",
+        help="CSV of requests: isl, osl, perhaps weight; or 1000,3000/256. In the place of --isl and --osl.",
+    ),
+]
 Concurrency = Annotated[
     int | None,
     typer.Option(
@@ -74,10 +112,38 @@ MaxNumBatchedTokens = Annotated[
 PrefixHit = Annotated[
     float, typer.Option("--prefix-hit", metavar="SHARE", help="Share of a prompt whose KV is cached, as 0.6.")
 ]
+SpecTokens = Annotated[
+    int | None, typer.Option("--spec-tokens", metavar="N", help="Tokens drafted a step (speculative decoding).")
+]
+SearchedSpecTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--spec-tokens",
+        metavar="N|auto",
+        help="Tokens drafted a step (speculative decoding); auto = the best of 1 to 8.",
+    ),
+]
+SpecAccept = Annotated[
+    float | None,
+    typer.Option("--spec-accept", metavar="SHARE", help="Share of drafted tokens that are accepted, as 0.7."),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", metavar="mtp|ngram|NAME|FILE", help="What drafts; default: the model's prediction modules (mtp)."
+    ),
+]
 Objective = Annotated[str, typer.Option("--objective", metavar="GOAL", help="latency, ttft, tpot, throughput or cost.")]
-MaxTtft = Annotated[float | None, typer.Option("--max-ttft", metavar="MS", help="Highest time to first token.")]
+MaxTtft = Annotated[
+    float | None,
+    typer.Option(
+        "--max-ttft", metavar="MS", help="Highest time to first token, with the wait where requests arrive at a rate."
+    ),
+]
 MaxTpot = Annotated[float | None, typer.Option("--max-tpot", metavar="MS", help="Highest time per output token.")]
-MaxLatency = Annotated[float | None, typer.Option("--max-latency", metavar="MS", help="Highest latency of a request.")]
+MaxLatency = Annotated[
+    float | None, typer.Option("--max-latency", metavar="MS", help="Highest latency of a request, likewise.")
+]
 Price = Annotated[
     float | None, typer.Option("--price", metavar="$", help="Dollars per chip and hour; default: the hardware file's.")
 ]
@@ -199,6 +265,20 @@ def choices(text: str | None, option: str, allowed: tuple[str, ...]) -> tuple[st
         if word not in allowed:
             raise InputError(f"{option}: expected {' or '.join(allowed)}, found {word!r}")
     return words
+
+
+def drafted(text: str | None) -> int | str | None:
+    """Tokens drafted a step, or `auto`.
+
+    Raises:
+        InputError: neither.
+    """
+    if text is None or text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--spec-tokens: expected a whole number or {AUTO}, found {text!r}") from None
 
 
 def choice(text: str, option: str, allowed: tuple[str, ...]) -> str:

@@ -8,17 +8,21 @@ from planner.command import options as opt
 from planner.plans.space import Filters
 from planner.request import Limits, Objective, Request
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.drafts import speculation_of
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import ATTENTION, FFN
+from planner.specs.lengths import lengths_of
 from planner.specs.workload import Arrivals, Schedule, Workload
 from planner.units import MS, parse_bytes
+
+Drafted = tuple[int | str | None, float | None, str | None]
 
 
 def request_of(
     model: str,
     hardware: str,
     engine: str | None,
-    gpus: int,
+    chips: tuple[int, bool],
     workload: Workload,
     objective: str,
     limits: Limits,
@@ -27,11 +31,13 @@ def request_of(
     slice_: str | None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    drafted: Drafted = (None, None, None),
 ) -> Request:
-    """The request for one model on one machine.
+    """The request for one model on one machine; `chips` as `request.chips_for` says, `drafted` as the options do.
 
     Raises:
-        InputError: an unknown name or dtype, a file that cannot be used, a limit that the engine cannot have.
+        InputError: an unknown name or dtype, a file that cannot be used, a limit that the engine cannot have, a draft
+            that cannot draft.
     """
     machine, software = load_machine(hardware, engine)
     software = software.limited(max_num_seqs, max_num_batched_tokens)
@@ -40,12 +46,17 @@ def request_of(
     if workload.kv_cache is not None:
         kv_dtype(workload.kv_cache)
     asked = cast(Objective, objective)
-    return Request(load_model(model), machine, software, gpus, workload, asked, limits, filters, price, slice_)
+    target = load_model(model)
+    workload = workload._replace(speculation=speculation_of(*drafted, target))
+    return Request(
+        target, machine, software, chips[0], workload, asked, limits, filters, price, slice_,
+        fewest=chips[1],
+    )  # fmt: skip
 
 
 def workload_of(
-    isl: int,
-    osl: int,
+    isl: str,
+    osl: str,
     concurrency: int | None,
     schedule: str | None,
     weights: str | None,
@@ -53,11 +64,19 @@ def workload_of(
     max_context: int | None,
     arrivals: str | None,
     prefix_hit: float = 0.0,
+    arrival_rate: float | None = None,
+    lengths: str | None = None,
 ) -> Workload:
-    """The workload; its words are checked where the request is."""
+    """The workload; its words are checked where the request is.
+
+    Raises:
+        InputError: lengths that cannot be, or a file of them that cannot be read.
+    """
+    found = lengths_of(isl, osl, lengths)
     return Workload(
-        isl, osl, concurrency, cast("Schedule | None", schedule), weights, kv_cache, max_context,
-        cast("Arrivals | None", arrivals), prefix_hit,
+        found.isl, found.osl, concurrency, cast("Schedule | None", schedule), weights, kv_cache, max_context,
+        cast("Arrivals | None", arrivals), prefix_hit, opt.above_zero(arrival_rate, "--arrival-rate"),
+        found.lengths,
     )  # fmt: skip
 
 

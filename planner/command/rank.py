@@ -16,7 +16,7 @@ from planner.errors import NoPlanError
 from planner.plans.space import Refused
 from planner.ranking import NoneLeftError, Ranking, rank
 from planner.report import tabular
-from planner.request import Request
+from planner.request import CHIPS, Request, chips_for
 from planner.results import COLUMNS, Results
 from planner.sensitivity.flips import Sensitivity, mark
 
@@ -37,11 +37,14 @@ def run(
     model: opt.Model,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
-    gpus: opt.Gpus = 8,
+    gpus: opt.Gpus = None,
+    max_gpus: opt.MaxGpus = None,
     objective: opt.Objective = "latency",
-    isl: opt.Isl = 1024,
-    osl: opt.Osl = 256,
+    isl: opt.IslOrSpread = "1024",
+    osl: opt.OslOrSpread = "256",
+    lengths: opt.Lengths = None,
     concurrency: opt.Concurrency = None,
+    arrival_rate: opt.ArrivalRate = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
     weights: opt.Weights = None,
@@ -50,6 +53,9 @@ def run(
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: opt.SearchedSpecTokens = None,
+    spec_accept: opt.SpecAccept = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -104,24 +110,32 @@ def run(
 ) -> None:
     """Rank every way to split a model over these chips."""
     files = (("--plot", plot), ("--html", html), ("--placement-svg", placement_svg))
-    opt.check_targets(csv, json, *files, specs=(model, hardware, engine))
+    opt.check_targets(csv, json, *files, specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     opt.check_pages(html, placement_svg)
     if diffusion.is_asked(context):
         return diffusion.rank(context)
+    limits = limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction)
+    if pareto and gpus is None and max_gpus is None:
+        gpus = CHIPS  # a frontier is of the plans on some number of chips
+    chips = chips_for(gpus, max_gpus, limits, arrival_rate, slice_)
+    work = workload_of(
+        isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit, arrival_rate, lengths
+    )
     request = request_of(
         model,
         hardware,
         engine,
-        gpus,
-        workload_of(isl, osl, concurrency, schedule, weights, kv_cache, max_context, arrivals, prefix_hit),
+        chips,
+        work,
         objective,
-        limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
+        limits,
         filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid),
         price,
         slice_,
         max_num_seqs,
         max_num_batched_tokens,
+        (opt.drafted(spec_tokens), spec_accept, draft),
     )._replace(pareto=pareto)
     try:
         ranking = rank(request)
@@ -132,6 +146,7 @@ def run(
                 _tables().print_rejected(error.refused)
             sys.stdout.flush()  # before the sentence on stderr
         raise
+    request = ranking.request  # drafted tokens may be searched
     as_table = not opt.is_piped(csv, json) and not quiet
     # it takes as long as ranking: scripts that sweep read CSV; and of the first row there is nothing to say
     firm = mark(ranking) if as_table or html is not None or (json is not None and top != 1) else None
@@ -206,7 +221,7 @@ def _print_launch(ranking: Ranking, model: str) -> None:
             Placement.of(request.hardware, request.gpus, request.slice),
             request.engine,
             Plan.parse(best["plan"]),
-            request.workload._replace(concurrency=best["concurrency"]),
+            request.workload._replace(concurrency=best["concurrency"], arrival_rate=None),
             limits=request.limits,
             asked=model,
         )
@@ -263,11 +278,14 @@ def _refused_row(request: Request, refused: Refused) -> dict[str, Any]:
         "engine": request.engine.name,
         "objective": request.objective,
         "schedule": request.workload.schedule,
-        "gpus": request.gpus,
+        "gpus": None if request.fewest else request.gpus,
         "isl": request.workload.isl,
         "osl": request.workload.osl,
         "prefix_hit": request.workload.prefix_hit,
+        "spec_tokens": request.workload.speculation and request.workload.speculation.tokens,
+        "spec_accept": request.workload.speculation and request.workload.speculation.accept,
         "concurrency": request.workload.concurrency,
+        "arrival_rate_per_s": request.workload.arrival_rate,
         "error": refused.reason,
     }
     for name in ("tp", "pp", "dp", "ep", "cp", "attention", "prefill_attention", "ffn", "prefill_ffn", "grid"):

@@ -21,8 +21,22 @@ from planner.errors import InputError, NoPlanError, PlannerError, StoppedError
 from planner.report import tabular
 from planner.report.figures import plural
 from planner.report.progress import Progress
+from planner.specs.lengths import lengths_of
 from planner.specs.workload import ARRIVALS, SCHEDULES, Arrivals, Schedule, Workload
-from planner.sweeping import ASKED, AXES, COLUMNS_OF_SWEEP, NUMBERS, Sweep, finished, whole_numbers, words
+from planner.sweeping import (
+    ASKED,
+    AXES,
+    COLUMNS_OF_SWEEP,
+    LEAST,
+    NUMBERS,
+    RATES,
+    Sweep,
+    finished,
+    rates,
+    shares,
+    whole_numbers,
+    words,
+)
 
 Row = dict[str, Any]
 _PATIENCE = 0.1  # seconds until an interrupt is looked for while a point is ranked
@@ -37,8 +51,24 @@ Machines = Annotated[str, typer.Option("--hardware", "-H", metavar="NAME|FILE,..
 Engines = Annotated[
     str | None, typer.Option("--engine", metavar="NAME|FILE,...", help="Engines; default: the hardware file's.")
 ]
-Chips = Annotated[str, typer.Option("--gpus", "--chips", metavar="N,...", help="Chips there are (and are paid for).")]
-Isls = Annotated[str, typer.Option("--isl", metavar="N,...", help="Tokens of a prompt.")]
+Chips = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        "--chips",
+        metavar="N,...",
+        help="Chips there are (and are paid for); default 8, under a limit on time or an arrival rate the fewest.",
+    ),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        "--arrival-rate",
+        metavar="R,...",
+        help="Requests per second that come to the whole deployment, in the place of --concurrency.",
+    ),
+]
+Isls = Annotated[str, typer.Option("--isl", metavar="N,...", help="Tokens of a prompt; differing ones: --lengths.")]
 Osls = Annotated[str, typer.Option("--osl", metavar="N,...", help="Tokens of an answer.")]
 Loads = Annotated[
     str | None,
@@ -58,6 +88,13 @@ KvCaches = Annotated[
 ]
 Objectives = Annotated[
     str, typer.Option("--objective", metavar="GOAL,...", help="latency, ttft, tpot, throughput or cost.")
+]
+SpecTokens = Annotated[
+    str | None, typer.Option("--spec-tokens", metavar="N,...", help="Tokens drafted a step (speculative decoding).")
+]
+SpecAccepts = Annotated[
+    str | None,
+    typer.Option("--spec-accept", metavar="SHARE,...", help="Shares of drafted tokens that are accepted."),
 ]
 Top = Annotated[int, typer.Option("--top", min=0, help="Plans of each point to write; 0 = all.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that rank; the order of rows stays.")]
@@ -85,19 +122,25 @@ def run(
     model: Models,
     hardware: Machines = "h100",
     engine: Engines = None,
-    gpus: Chips = "8",
+    gpus: Chips = None,
     isl: Isls = "1024",
     osl: Osls = "256",
+    lengths: opt.Lengths = None,
     concurrency: Loads = None,
+    arrival_rate: Rates = None,
     weights: AllWeights = None,
     kv_cache: KvCaches = None,
     objective: Objectives = "latency",
+    max_gpus: opt.MaxGpus = None,
     schedule: opt.Schedule = None,
     arrivals: opt.Arrivals = None,
     max_context: opt.MaxContext = None,
     max_num_seqs: opt.MaxNumSeqs = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = None,
     prefix_hit: opt.PrefixHit = 0.0,
+    spec_tokens: SpecTokens = None,
+    spec_accept: SpecAccepts = None,
+    draft: opt.Draft = None,
     max_ttft: opt.MaxTtft = None,
     max_tpot: opt.MaxTpot = None,
     max_latency: opt.MaxLatency = None,
@@ -131,12 +174,13 @@ def run(
     quiet: opt.Quiet = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Rank anew for every combination of some models, chips, lengths, loads, dtypes and goals."""
-    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine))
+    """Rank anew for every combination of some models, chips, lengths, loads, dtypes, drafts and goals."""
+    opt.check_targets(csv, json, ("--plot", plot), specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     given = {
         "model": model, "hardware": hardware, "engine": engine, "gpus": gpus, "isl": isl, "osl": osl,
-        "concurrency": concurrency, "weights": weights, "kv_cache": kv_cache, "objective": objective,
+        "concurrency": concurrency, "arrival_rate": arrival_rate, "weights": weights, "kv_cache": kv_cache,
+        "objective": objective, "spec_tokens": spec_tokens, "spec_accept": spec_accept,
     }  # fmt: skip
     sweep = Sweep.of(
         {name: _values(name, text) for name, text in given.items() if text is not None},
@@ -145,6 +189,7 @@ def run(
             arrivals=cast("Arrivals | None", arrivals and opt.choice(arrivals, "--arrivals", ARRIVALS)),
             max_context=max_context,
             prefix_hit=prefix_hit,
+            **_lengths(isl, osl, lengths),
         ),
         limits=limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction),
         filters=filters_of(tp, pp, dp, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid),
@@ -152,8 +197,10 @@ def run(
         slice=slice_,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        draft=draft,
         shared=_shared(context),
         top=top,
+        max_gpus=max_gpus,
     )
     tabular.check_writable(json)
     if plot is not None:
@@ -191,9 +238,18 @@ def _picture(rows: Sequence[Row], sweep: Sweep, plot: str | None) -> bytes:
     return sweep_plot(rows, sweep.axes, str(plot))
 
 
+def _lengths(isl: str, osl: str, lengths: str | None) -> dict[str, Any]:
+    """What of a workload --lengths says."""
+    return {} if lengths is None else lengths_of(isl, osl, lengths)._asdict()
+
+
 def _values(name: str, text: str) -> tuple[Any, ...]:
     option = f"--{name.replace('_', '-')}"
-    return whole_numbers(text, option) if name in NUMBERS else words(text, option)
+    if name in RATES:
+        return rates(text, option)
+    if name == "spec_accept":
+        return shares(text, option)
+    return whole_numbers(text, option, LEAST.get(name, 1)) if name in NUMBERS else words(text, option)
 
 
 _OWN = frozenset((*AXES, "top", "jobs", "csv", "json", "no_header", "plot", "quiet", "debug"))

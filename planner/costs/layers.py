@@ -62,7 +62,7 @@ class Pass(NamedTuple):
     """What one forward pass processes on one replica (or one microbatch of it): at least one token."""
 
     decode_rows: Num
-    """Requests that decode one token each (B)."""
+    """Rows of requests that decode: one each (B), or `queries` each."""
     context: Num
     """Tokens that each of them attends to (C)."""
     prefill_tokens: Num = 0.0
@@ -76,6 +76,30 @@ class Pass(NamedTuple):
     """Prompts that end here and so need a row of logits."""
     window_pairs: Num = 0.0
     """Query-key pairs in the layers with a sliding window."""
+    queries: Num = 1.0
+    """Decode rows of a request: more where drafted tokens are verified. All attend to its C tokens, read once."""
+    unscored: Num = 0.0
+    """Decode rows that need no logits."""
+
+    @property
+    def requests(self) -> Num:
+        """Requests that the decode rows belong to."""
+        return self.decode_rows if self._alone else self.decode_rows / self.queries
+
+    @property
+    def logits(self) -> Num:
+        """Rows that need logits."""
+        rows = self.decode_rows + self.prompts_ended
+        return rows if isinstance(self.unscored, float) and self.unscored == 0.0 else rows - self.unscored
+
+    def rows_of(self, requests: Num) -> Num:
+        """Decode rows of so many requests."""
+        return requests if self._alone else requests * self.queries
+
+    @property
+    def _alone(self) -> bool:
+        """Whether each request has one row: no array is touched for it."""
+        return isinstance(self.queries, float) and self.queries == 1.0
 
     @property
     def tokens(self) -> Num:
@@ -177,18 +201,19 @@ def _decode_attention(
 ) -> Operation:
     attention, dh = model.attention, model.attention.head_dim
     context = work.context if window is None else np.minimum(work.context, window)
-    heads, kv_heads, rows = shard.heads, shard.kv_heads, work.decode_rows
+    heads, kv_heads, requests = shard.heads, shard.kv_heads, work.requests
     if structure.attention == "batch":  # all heads of the fullest rank's share of the requests
-        heads, kv_heads, rows = attention.heads, attention.kv_heads, np.ceil(work.decode_rows / shard.tp)
+        heads, kv_heads, requests = attention.heads, attention.kv_heads, np.ceil(work.requests / shard.tp)
+    rows = work.rows_of(requests)
     return Operation(
         "attention (decode)" if window is None else "window attention (decode)",
         "attention_decode",
         formats.kv.compute,
         times=share,
         flops=4 * dh * heads * rows * context,
-        kv_bytes=rows * context * kv_heads * 2 * dh * formats.kv.bytes,
+        kv_bytes=requests * context * kv_heads * 2 * dh * formats.kv.bytes,
         activation_bytes=rows * heads * dh * 2 * ACT,
-        items=rows * kv_heads,
+        items=requests * kv_heads,
         context=context,
     )
 
@@ -264,7 +289,7 @@ def end_operations(
     `normed` is the number of tokens that the last norm sees where it is not all of them.
     """
     d, native = model.hidden, formats.native
-    logits = work.decode_rows + work.prompts_ended
+    logits = work.logits
     head = head_elements(model, shard) * formats.weights.plain_bytes * (logits > 0)
     return [
         Operation("embedding", "elementwise", native, "first", activation_bytes=work.tokens * d * 2 * ACT),
@@ -288,11 +313,11 @@ def _transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure
     transfers = [Transfer("all-reduce", "all_reduce", residual, times=1 if model.parallel_block else 2)]
     if engine.embedding_all_reduce:
         transfers.append(Transfer("embedding all-reduce", "all_reduce", residual, "first"))
-    logits = (work.decode_rows + work.prompts_ended) * shard.vocab * shard.tp * ACT
+    logits = work.logits * shard.vocab * shard.tp * ACT
     transfers.append(Transfer("logits all-gather", "all_gather", logits, "last"))
     query, kv = attention.heads * dh * ACT / shard.tp, 2 * attention.kv_heads * dh * ACT / shard.tp
     prompts = np.maximum(work.prompts, 1.0)  # the rank with most requests sends and receives for all its places
-    decoded = np.ceil(work.decode_rows / shard.tp) * shard.tp
+    decoded = work.rows_of(np.ceil(work.requests / shard.tp) * shard.tp)
     prefilled = work.prefill_tokens * (np.ceil(prompts / shard.tp) * shard.tp / prompts)
     if structure.attention == "batch":  # Pope et al. section 3.3: Q, K, V from heads to requests, the output back
         transfers.append(Transfer("heads to batch", "all_to_all", decoded * (query + kv)))

@@ -105,7 +105,7 @@ def count(
     split = Split.of(layout, shard)
     operations = _projections(model, engine, shard, work, formats, split)
     operations += attention_operations(model, shard, work, formats, structure)
-    operations += _elementwise(model, shard, work, formats, split)
+    operations += _elementwise(model, shard, work, formats, structure, split)
     operations += end_operations(model, shard, work, formats, normed=work.decode_rows + work.prompts_ended)
     return operations, _transfers(model, engine, shard, work, formats, structure, split)
 
@@ -184,11 +184,15 @@ def _sums(pairs: Iterable[tuple[Num, Num]]) -> tuple[Num, Num]:
     return first, second
 
 
-def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats, split: Split) -> list[Operation]:
+def _elementwise(
+    model: Model, shard: Shard, work: Pass, formats: Formats, structure: Structure, split: Split
+) -> list[Operation]:
     """Norms and residual on a chip's part of each token, rotary embedding with the KV write, the FFN's activation."""
     rows, d, dh, native = split.rows(work), model.hidden, model.attention.head_dim, formats.native
-    qkv = (shard.heads + shard.kv_heads) * dh
-    kv_write = work.tokens * 2 * shard.kv_heads * dh * formats.kv.bytes
+    keys = work.tokens * shard.kv_heads * dh
+    if structure.attention == "batch":  # each rank keeps those of its own requests, whole
+        keys = sum(fullest(work, shard.tp)) / shard.tp * model.attention.kv_heads * dh
+    turned, kv_write = work.tokens * shard.heads * dh + keys, 2 * keys * formats.kv.bytes
     part, hidden = rows * d / split.x, rows * shard.ffn * split.copies
     return [
         Operation(
@@ -199,7 +203,7 @@ def _elementwise(model: Model, shard: Shard, work: Pass, formats: Formats, split
             weight_bytes=model.norm.vectors * d / split.x * ACT,
             activation_bytes=part * 4 * ACT,
         ),
-        Operation("rope, KV write", "elementwise", native, activation_bytes=work.tokens * qkv * 2 * ACT + kv_write),
+        Operation("rope, KV write", "elementwise", native, activation_bytes=turned * 2 * ACT + kv_write),
         Operation("activation", "elementwise", native, activation_bytes=hidden * (model.ffn.inputs + 1) * ACT),
         *qk_norm_operations(model, shard, work, formats),
     ]

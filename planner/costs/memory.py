@@ -168,12 +168,12 @@ def room(
     formats: Formats,
     structure: Structure,
     budget: Budget,
-    modules: int = 0,
+    modules: Num = 0,
 ) -> Room:
     """Weights, runtime and KV room of a replica's chips, with so many of the model's prediction modules."""
     tables = table_bytes(model, engine, shard, stages)
     drafts: Num = 0.0
-    if modules:
+    if np.any(modules):
         drafts = modules * prediction_elements(model, shard).bytes(model, formats.weights)
     first, middle, last = (
         held + table + draft
@@ -199,7 +199,7 @@ def room(
 
 
 def _pages(
-    model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, by_heads: bool, modules: int
+    model: Model, engine: Engine, shard: Shard, stages: Stages, formats: Formats, by_heads: bool, modules: Num
 ) -> tuple[Pages, Pages, Pages]:
     """KV of the stages: 2 max(1, KV/tp) dh bytes a layer over heads; the latent vector of MLA whole on every rank.
 

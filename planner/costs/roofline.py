@@ -77,6 +77,10 @@ class Parts(NamedTuple):
         """The same: parts know no phase (`costs.terms` does)."""
         return self
 
+    def averaged(self, weights: Num) -> Parts:
+        """Weighted means over groups of rows that stand together, as many as there are weights."""
+        return Parts(*(averaged(part, weights) for part in self))
+
     def over(self, rows: int) -> Parts:
         """Every part as an array over so many rows."""
         return Parts(*(np.broadcast_to(np.asarray(part, dtype=float), (rows,)) for part in self))
@@ -85,6 +89,11 @@ class Parts(NamedTuple):
 def _absent(value: Num) -> bool:
     """Whether a part is the constant 0: arrays are not touched for it."""
     return isinstance(value, float) and value == 0.0
+
+
+def averaged(values: Num, weights: Num) -> Num:
+    """Weighted means over groups of rows that stand together: [rows x weights] -> [rows]."""
+    return np.asarray(values, dtype=float).reshape(-1, len(weights)) @ weights
 
 
 def plus(left: Num, right: Num) -> Num:

@@ -7,23 +7,31 @@ are prefilled once each, so that tpot = D(b) + (b - 1) E / (osl - 1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.collectives import Network
-from planner.costs.layers import Formats, Pass, Structure, causal_pairs
-from planner.costs.memory import Budget, Room, cached_tokens, held_tokens, needed_tokens, room
-from planner.costs.roofline import Parts, plus
-from planner.costs.step import PassTime, Replica, pass_time
+from planner.costs.layers import Formats, Pass, Structure
+from planner.costs.memory import Budget, Room, held_tokens, needed_tokens, room
+from planner.costs.prefill import continuous_prefill, static_prefill
+from planner.costs.roofline import Parts, averaged, plus
+from planner.costs.rows import Rows
+from planner.costs.speculation import (
+    Drafting,
+    Speculating,
+    iteration,
+    per_token,
+    room_with_draft,
+)
+from planner.costs.step import PassTime, Replica
 from planner.costs.weights import Num, matmul_parameters
 from planner.plans.placement import Placement
-from planner.plans.plan import Plan
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
+from planner.specs.lengths import Lengths
 from planner.specs.model import Model
 from planner.specs.workload import Arrivals, Schedule
 from planner.units import US
@@ -48,6 +56,11 @@ class Setting(NamedTuple):
     schedule: Schedule = "continuous"
     arrivals: Arrivals = "steady"
     usd_per_chip_hour: float | None = None
+    lengths: Lengths | None = None
+    mean_load: bool = False
+    """Batches are means over time, which need not be whole: so are microbatches then."""
+    drafting: Drafting | None = None
+    """What drafts where `Rows.spec_tokens` says so; none = no row speculates."""
 
 
 def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | None, kv_cache: str | None) -> Formats:
@@ -59,55 +72,6 @@ def formats_of(model: Model, hardware: Hardware, engine: Engine, weights: str | 
     stored = weight_dtype(weights or model.weights)
     cache = kv_cache or engine.kv_dtype(stored.name, hardware)
     return Formats(stored, kv_dtype(cache), hardware.chip.compute_dtype(stored.compute), hardware.chip.native_dtype)
-
-
-def structure_of(plan: Plan) -> Structure:
-    """What decides a plan's list of operations."""
-    return Structure(plan.attention, plan.prefill_attention, plan.ffn, plan.prefill_ffn)
-
-
-class Rows(NamedTuple):
-    """The rows to price: arrays of equal length, whole numbers (but for `prefix_hit`) as floats."""
-
-    tp: Array
-    pp: Array
-    dp: Array
-    isl: Array
-    osl: Array
-    concurrency: Array
-    max_context: Array
-    """0 where not given."""
-    prefix_hit: Array
-    """Share of a prompt that is cached, 0 to 1."""
-    x: Array
-    y: Array
-    """Of the grid that the chips of a tensor-parallel group form, X x Y x Z = tp."""
-
-    @classmethod
-    def of(cls, **columns: Num) -> Rows:
-        """Rows of columns that broadcast; `max_context`, `prefix_hit` and the grid (1 and tp) may be left out."""
-        columns.setdefault("max_context", 0.0)
-        columns.setdefault("prefix_hit", 0.0)
-        columns.setdefault("x", 1.0)
-        columns.setdefault("y", columns["tp"])
-        arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
-        return cls(*arrays)
-
-    @classmethod
-    def of_plans(cls, plans: Sequence[Plan], **columns: Num) -> Rows:
-        """Rows of plans, one each (or one for all), with the other columns of `of`."""
-        degrees = {name: np.array([getattr(plan, name) for plan in plans]) for name in ("tp", "pp", "dp")}
-        x, y = (np.array([plan.axes[axis] for plan in plans]) for axis in (0, 1))
-        return cls.of(**degrees, x=x, y=y, **columns)
-
-    @property
-    def length(self) -> int:
-        """How many rows."""
-        return len(self.tp)
-
-    def part(self, start: int, stop: int) -> Rows:
-        """Rows start .. stop."""
-        return Rows(*(column[start:stop] for column in self))
 
 
 class Fit(NamedTuple):
@@ -137,18 +101,19 @@ class Fit(NamedTuple):
 def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     """Memory of every row; with `clip` a batch that does not fit is cut to the one that does."""
     replica = _replica(setting, rows)
-    space: Room = room(
-        setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure, setting.budget
-    )
-    needed = needed_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    space = _room(setting, replica, rows)
+    isl, osl = (rows.isl, rows.osl) if setting.lengths is None else setting.lengths.seen(rows.isl, rows.osl)
+    drafted = 0.0 if setting.drafting is None else rows.spec_tokens  # KV of tokens that may yet be rejected
+    asked = plus(isl, drafted), osl, plus(rows.max_context, drafted)
+    needed = needed_tokens(setting.engine, *asked)
     held_at_most = space.requests(needed)
-    most = np.minimum(held_at_most, setting.engine.scheduler.max_sequences)
+    most = np.minimum(held_at_most, _sequences(setting, drafted))
     batch = np.ceil(rows.concurrency / rows.dp)
     running = rows.concurrency
     if clip:
         batch = np.minimum(batch, np.maximum(most, 0.0))
         running = np.minimum(running, batch * rows.dp)
-    held = held_tokens(setting.engine, rows.isl, rows.osl, rows.max_context)
+    held = held_tokens(setting.engine, *asked)
     weights, kv, other = space.fullest(held, batch)
     every = np.ones_like(rows.tp)
     return Fit(
@@ -163,6 +128,27 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
         by_memory=held_at_most * rows.dp,
         needed=needed,
     )
+
+
+def _room(setting: Setting, replica: Replica, rows: Rows) -> Room:
+    """Memory before any request, with what drafts."""
+    drafting = setting.drafting
+    modules = 0 if drafting is None else drafting.draft.modules * (rows.spec_tokens > 0)
+    space = room(
+        setting.model, setting.engine, replica.shard, replica.stages, setting.formats, setting.structure,
+        setting.budget, modules,
+    )  # fmt: skip
+    return room_with_draft(
+        space, drafting, rows.spec_tokens, setting.engine, setting.structure, setting.budget, replica.tp, replica.pp
+    )
+
+
+def _sequences(setting: Setting, drafted: Num) -> Num:
+    """Requests that a replica runs at most: in mixed iterations each takes 1 + k of the tokens of the budget."""
+    scheduler = setting.engine.scheduler
+    if setting.drafting is None or scheduler.prefill != "mixed" or scheduler.chunk_tokens is None:
+        return scheduler.max_sequences
+    return np.minimum(scheduler.max_sequences, np.floor(scheduler.chunk_tokens / (drafted + 1.0)))
 
 
 class Estimates(NamedTuple):
@@ -180,10 +166,19 @@ class Estimates(NamedTuple):
     tpot_parts: Parts
     prefill_share: Array
     """Of the time in which requests are served, what prompts take (b E); decode steps take the rest."""
+    prompt: Array
+    """Seconds that one prompt takes of its replica (E), of the slowest stage in a pipeline."""
+    prompt_variation: Array
+    """Squared coefficient of variation of E over the lengths of prompts."""
+    ttft_p90: Array
+    """TTFT of the prompt that nine tenths are no longer than; NaN where lengths do not differ, or more than lengths
+    decide."""
 
 
 def price(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
     """Latency and throughput of every row, in blocks; rows whose batch is 0 come out as NaN."""
+    if setting.lengths is not None:
+        return _price_lengths(setting, rows, fitted, setting.lengths)
     blocks = []
     for start in range(0, rows.length, BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, rows.length)
@@ -199,7 +194,58 @@ def itemise(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
     Items of the decode step itself (D) are in the phase STEP, a request's own iterations in OWN, what other prompts
     add to TTFT or TPOT in OTHERS, what a prompt waits for before its first iteration in JOIN. All rows are one block.
     """
+    if setting.lengths is not None:
+        return _price_lengths(setting, rows, fitted, setting.lengths, itemised=True)
     return _price_block(setting, rows, fitted.batch, fitted.running, itemised=True)
+
+
+def _price_lengths(setting: Setting, rows: Rows, fitted: Fit, lengths: Lengths, itemised: bool = False) -> Estimates:
+    """Rows whose requests differ in length: the mean over some lengths of prompts, all beside the same decodes.
+
+    A request waits for prompts of any length and answers at the context that a batch has on average, so that all that
+    depends on its own prompt is linear in what that takes.
+    """
+    ratios, weights = (np.array(column) for column in zip(*lengths.prompts, (lengths.p90, 0.0), strict=True))
+    seen_isl, seen_osl = lengths.seen(rows.isl, rows.osl)
+    context = seen_isl + seen_osl / 2
+    several, each = [], max(1, BLOCK_ROWS // len(ratios))
+    for start in range(0, rows.length, rows.length if itemised else each):
+        stop = rows.length if itemised else min(start + each, rows.length)
+        index = np.repeat(np.arange(start, stop), len(ratios))
+        apart = Rows(*(column[index] for column in rows))
+        apart = apart._replace(isl=apart.isl * np.tile(ratios, stop - start))
+        found = _price_block(setting, apart, fitted.batch[index], fitted.running[index], itemised, context[index])
+        several.append(_averaged(setting, found, rows.part(start, stop), weights))
+    return several[0] if len(several) == 1 else _joined(several)
+
+
+def _averaged(setting: Setting, found: Estimates, rows: Rows, weights: Array) -> Estimates:
+    """Means over the lengths of prompts: of what divides by a time the mean time counts."""
+
+    def mean(values: Array) -> Array:
+        return np.asarray(averaged(values, weights))
+
+    prompt = mean(found.prompt)
+    left = np.where(found.prefill_share < 1, 1 - found.prefill_share, 1.0)
+    against = mean(found.prefill_share / left)  # prompts, in times of the decode steps, which all lengths share
+    by_length = setting.arrivals == "steady"  # in waves the stall of others is in TTFT too
+    longer = found.ttft.reshape(-1, len(weights))[:, -1]
+    return Estimates(
+        batch=mean(found.batch),
+        running=mean(found.running),
+        ttft=mean(found.ttft),
+        tpot=mean(found.tpot),
+        latency=mean(found.latency),
+        requests_per_s=1 / mean(1 / found.requests_per_s),
+        mfu_prefill=mean(found.mfu_prefill * found.ttft) / mean(found.ttft),
+        mfu_decode=mean(found.mfu_decode),
+        ttft_parts=found.ttft_parts.averaged(weights),
+        tpot_parts=found.tpot_parts.averaged(weights),
+        prefill_share=np.where(rows.osl > 1, against / (1 + against), mean(found.prefill_share)),
+        prompt=prompt,
+        prompt_variation=np.maximum(0.0, mean(found.prompt**2) / prompt**2 - 1),
+        ttft_p90=np.where((rows.osl > 1) & by_length, longer, np.nan),
+    )
 
 
 def _joined(blocks: list[Estimates]) -> Estimates:
@@ -213,7 +259,7 @@ def _joined(blocks: list[Estimates]) -> Estimates:
 
 
 def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
-    return Replica(
+    replica = Replica(
         setting.model,
         setting.hardware,
         setting.engine,
@@ -227,25 +273,40 @@ def _replica(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
         rows.x.astype(int),
         rows.y.astype(int),
     )
+    if setting.drafting is None:
+        return replica
+    return Speculating.of(replica, setting.drafting, rows.spec_tokens, rows.spec_accept)
 
 
-def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, itemised: bool = False) -> Estimates:
+def _price_block(
+    setting: Setting,
+    rows: Rows,
+    batch: Array,
+    running: Array,
+    itemised: bool = False,
+    context: Array | None = None,
+) -> Estimates:
+    """Rows of one length each, decodes at a context: none = that of requests half through their answers."""
     replica = _replica(setting, rows, itemised)
     runs = batch >= 1
     b = np.where(runs, batch, 1.0)
     whole = setting.engine.scheduler.microbatches == "whole"
     microbatches = np.ones_like(b) if whole else np.minimum(rows.pp, b)
-    micro = np.ceil(b / microbatches)
-    decode = pass_time(replica, Pass(micro, rows.isl + rows.osl / 2))
+    micro = _microbatch(setting.mean_load, b, microbatches)
+    context = rows.isl + rows.osl / 2 if context is None else context
+    decode = iteration(replica, Pass(micro, context))
     step = _pipelined(decode, microbatches).within(STEP)
+    token = per_token(replica, step)
     answers = rows.osl > 1
     after = np.where(answers, rows.osl - 1, 1.0)
     if setting.schedule == "static":
-        ttft, prefill_rows = _static_prefill(replica, rows, b, microbatches)
+        ttft, prefill_rows = static_prefill(replica, rows, b, microbatches)
         ttft = ttft.within(OWN)
-        own, tpot, stalled = ttft, step, 0.0
+        own, tpot, stalled, occupied = ttft, token, 0.0, ttft.total
     else:
-        own, prefill_rows, passes, replaced = _continuous_prefill(replica, rows, b, microbatches, decode)
+        own, prefill_rows, passes, replaced, occupied = continuous_prefill(
+            replica, rows, b, micro, microbatches, decode, context
+        )
         own, stall = own.within(OWN), (passes + replaced * -1.0).within(OTHERS)
         stalled = stall.total
         seen = answers * (1.0 if setting.arrivals == "steady" else WAVE_SHARE)  # one token has no gap to stall in
@@ -253,7 +314,7 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         ttft = own + stall * (1.0 - seen) + arriving.within(JOIN)
         if setting.engine.scheduler.join_steps:
             ttft = ttft + step.within(JOIN) * (setting.engine.scheduler.join_steps * (b > 1))
-        tpot = step + stall * (seen / after)
+        tpot = token + stall * (seen / after)
     residence = ttft.total + (rows.osl - 1) * tpot.total
     latency = ttft.total + (rows.osl - 1) * np.where(answers, tpot.total, 0.0)
 
@@ -272,134 +333,23 @@ def _price_block(setting: Setting, rows: Rows, batch: Array, running: Array, ite
         latency=latency * empty,
         requests_per_s=running / residence * empty,
         mfu_prefill=useful * prefill_rows / (chips * peak * own_total) * empty,
-        mfu_decode=useful * b / (chips * peak * step.total) * no_answer,
+        mfu_decode=useful * b / (chips * peak * token.total) * no_answer,
         ttft_parts=ttft.over(rows.length),
         tpot_parts=tpot.over(rows.length),
-        prefill_share=prompts / (prompts + (rows.osl - 1) * step.total) * empty,
+        prefill_share=prompts / (prompts + (rows.osl - 1) * token.total) * empty,
+        prompt=plus(occupied, stalled) / b * empty,
+        prompt_variation=np.zeros(rows.length),
+        ttft_p90=np.full(rows.length, np.nan),
     )
+
+
+def _microbatch(mean_load: bool, batch: Array, microbatches: Array) -> Array:
+    """Requests of a microbatch: the fullest one of a batch, or the mean where the batch is a mean."""
+    each = batch / microbatches
+    return each if mean_load else np.ceil(each)
 
 
 def _pipelined(time: PassTime, microbatches: Array) -> Parts:
     """One decode step of all microbatches: max(sum of stages and sends, M x the slowest stage)."""
     waiting = np.maximum(0.0, microbatches * time.slowest.total - time.whole.total)
     return time.whole.adding("bubble", Parts(bubble=waiting))
-
-
-def _continuous_prefill(
-    replica: Replica, rows: Rows, b: Array, microbatches: Array, decode: PassTime
-) -> tuple[Parts, Array, Parts, Parts]:
-    """(a prompt's own iterations, rows they process, those of all other prompts, the decode steps these replace).
-
-    Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
-    replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
-    Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
-    Cached tokens are a chunk that is done already: none is computed, all are attended to and so read back.
-    """
-    micro = np.ceil(b / microbatches)
-    scheduler, window = replica.engine.scheduler, replica.model.attention.window
-    mixed = scheduler.prefill == "mixed"
-    context = rows.isl + rows.osl / 2
-    cached = _cached(replica, rows)
-    fresh = plus(rows.isl, cached * -1.0)
-    waiting = np.maximum(1.0, micro / rows.osl)  # prompts that come in the time of one pass
-    riding = micro - waiting if mixed else np.zeros_like(micro)
-    if scheduler.chunk_tokens is None:
-        chunk = fresh
-        packed = waiting if mixed else np.ones_like(micro)
-    else:
-        budget = np.maximum(1.0, scheduler.chunk_tokens - riding)
-        chunk = np.minimum(fresh, budget)
-        packed = np.maximum(1.0, np.minimum(waiting, budget / fresh))
-    whole_chunks = np.ceil(fresh / chunk) - 1
-    done = plus(whole_chunks * chunk, cached)
-    tail = (_pairs_between(done, rows.isl, None), _pairs_between(done, rows.isl, window))
-    last, prior = packed * (rows.isl - done), packed * done
-    final = pass_time(
-        replica, Pass(riding, context, last, packed * tail[0], prior, packed, packed, window_pairs=packed * tail[1])
-    )
-    own, slowest = final.whole, final.slowest
-    if np.any(whole_chunks > 0):
-        several = np.maximum(whole_chunks, 1.0)
-        pairs, near = (_pairs_between(cached, done, seen) / several for seen in (None, window))
-        prior = plus(chunk * (several - 1) / 2, cached)
-        full = pass_time(replica, Pass(riding, context, chunk, pairs, prior, np.ones_like(micro), window_pairs=near))
-        longest = full
-        if np.any(rows.pp > 1):  # the last full chunk reads the most context, and all stages see it go by
-            start = done - chunk
-            pairs, near = _pairs_between(start, done, None), _pairs_between(start, done, window)
-            longest = pass_time(
-                replica, Pass(riding, context, chunk, pairs, start, np.ones_like(micro), window_pairs=near)
-            )
-        own = _behind(full, longest, whole_chunks, final)
-        slowest = slowest + full.slowest * whole_chunks
-    iterations = whole_chunks + 1
-    processed = packed * fresh + iterations * riding
-    turns = np.maximum(b - packed, 0.0) / packed  # passes of other prompts while this one is served
-    passes = slowest * turns
-    if not mixed:
-        return own, processed, passes, Parts()
-    steps = np.minimum(iterations * turns, (rows.osl - 1) * microbatches)
-    replaced = decode.slowest * steps
-    # prompts of a few tokens can cost less than the decode steps they replace, but no step is gained by them
-    return own, processed, passes.where(passes.total > replaced.total, replaced), replaced
-
-
-def _behind(full: PassTime, longest: PassTime, passes: Array, final: PassTime) -> Parts:
-    """Time until `passes` full passes (the last of them `longest`) and a final one have left the pipeline.
-
-    A short final pass waits behind a full one at every stage; a longer one is met by full ones that are gone
-    already. The longer of the two paths through the stages counts.
-    """
-    waits = full.slowest * passes + longest.whole + longest.slowest * -1.0 + final.slowest
-    leads = final.whole + full.slowest * passes
-    return leads.where((passes < 1) | (leads.total >= waits.total), waits)
-
-
-def _cached(replica: Replica, rows: Rows) -> Num:
-    """Tokens of each prompt that are not computed again; the constant 0 where no row has any."""
-    return cached_tokens(replica.engine, rows.isl, rows.prefix_hit) if np.any(rows.prefix_hit) else 0.0
-
-
-def _pairs_between(start: Num, stop: Num, window: int | None) -> Num:
-    """Query-key pairs of a prompt's tokens from `start` to `stop`."""
-    return causal_pairs(stop, window) - causal_pairs(start, window)
-
-
-def _static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) -> tuple[Parts, Array]:
-    """(prefill of the whole batch, rows it processes): passes of whole microbatches or of the token budget."""
-    window = replica.model.attention.window
-    cached = _cached(replica, rows)
-    fresh = plus(rows.isl, cached * -1.0)
-    total = b * fresh
-    per_pass = np.ceil(b / microbatches) * fresh
-    if replica.engine.scheduler.chunk_tokens is not None:
-        per_pass = np.minimum(per_pass, replica.engine.scheduler.chunk_tokens)
-    whole_passes = np.ceil(total / per_pass) - 1
-    done = whole_passes * per_pass
-
-    def pairs(start: Num, stop: Array, seen: int | None) -> Array:
-        """Query-key pairs of the prompts' new tokens from `start` to `stop`, prompts standing one behind the other."""
-        prompts = [np.floor(tokens / fresh) for tokens in (start, stop)]
-        rests = [cached + tokens - whole * fresh for tokens, whole in zip((start, stop), prompts, strict=True)]
-        whole: Array = (prompts[1] - prompts[0]) * _pairs_between(cached, rows.isl, seen)
-        return np.asarray(whole + causal_pairs(rests[1], seen) - causal_pairs(rests[0], seen))
-
-    def some(start: Num, stop: Array, passes: Num, prior: Array, ended: Array) -> PassTime:
-        tokens = (stop - start) / passes
-        prompts = np.maximum(1.0, np.ceil(tokens / fresh))
-        full = pairs(start, stop, None) / passes
-        near = 0.0 if window is None else pairs(start, stop, window) / passes
-        return pass_time(
-            replica,
-            Pass(np.zeros_like(b), rows.isl, tokens, full, prior + prompts * cached, prompts, ended, window_pairs=near),
-        )
-
-    ended = np.floor(done / fresh)
-    final = some(done, total, 1.0, done - ended * fresh, b - ended)
-    time = final.whole
-    if np.any(whole_passes > 0):
-        several = np.maximum(whole_passes, 1.0)
-        cut = np.where(per_pass % fresh == 0, 0.0, np.minimum(fresh, done) / 2)  # an average prompt cut in two
-        full = some(0.0, np.maximum(done, 1.0), several, cut, ended / several)
-        time = _behind(full, full, whole_passes, final)
-    return time, total

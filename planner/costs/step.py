@@ -74,10 +74,12 @@ class Replica:
 
 
 class PassTime(NamedTuple):
-    """Seconds of one pass: through all stages one after the other, and on the slowest stage alone."""
+    """Seconds of one pass: through all stages one after the other, and on one stage alone."""
 
     whole: Parts
     slowest: Parts
+    last: Parts = Parts()
+    """The last stage, of several."""
 
 
 def pass_time(replica: Replica, work: Pass) -> PassTime:
@@ -89,7 +91,7 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     layer, first, last = _segments(replica, replica.shard, work)
     own = replica.engine.host
     host = replica.term(
-        "host", Parts(overhead=(own.step_us + own.per_sequence_us * work.decode_rows) * US * np.ones_like(stages.pp))
+        "host", Parts(overhead=(own.step_us + own.per_sequence_us * work.requests) * US * np.ones_like(stages.pp))
     )
     if own.layer_us or own.prefill_layer_us:
         launches = own.layer_us + own.prefill_layer_us * (np.asarray(work.prefill_tokens) > 0)
@@ -108,7 +110,7 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     whole = stage_first + stage_last * ~alone + middles * ~alone + _sends(replica, work) * ~alone
     slowest = stage_first.where(alone | (stage_first.total >= stage_last.total), stage_last)
     slowest = stage_middle.where((stages.pp > 2) & (stage_middle.total > slowest.total), slowest)
-    return PassTime(whole, slowest)
+    return PassTime(whole, slowest, stage_last)
 
 
 def _segments(replica: Replica, shard: Shard, work: Pass) -> tuple[Parts, Parts, Parts]:
@@ -116,12 +118,17 @@ def _segments(replica: Replica, shard: Shard, work: Pass) -> tuple[Parts, Parts,
     operations, transfers = count(replica.model, replica.engine, shard, work, replica.formats, replica.structure)
     segments = {"layer": Parts(), "first": Parts(), "last": Parts()}
     for operation in operations:
-        parts = _operation(replica.hardware, _as_run(replica, operation))
-        segments[operation.place] += replica.term(operation.name, parts, partial(_work, replica.hardware, operation))
+        segments[operation.place] += priced(replica, operation)
     for transfer in transfers:
         parts = Parts(network=replica.network.price(transfer, replica.groups(transfer.axes)))
         segments[transfer.place] += replica.term(transfer.name, parts, partial(_traffic, replica, transfer))
     return segments["layer"], segments["first"], segments["last"]
+
+
+def priced(replica: Replica, operation: Operation) -> Parts:
+    """Seconds of an operation's kernels as the engine runs them, by what they wait for."""
+    parts = _operation(replica.hardware, _as_run(replica, operation))
+    return replica.term(operation.name, parts, partial(_work, replica.hardware, operation))
 
 
 def _work(hardware: Hardware, operation: Operation) -> Work:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.costs.roofline import Parts, plus
+from planner.costs.roofline import Parts, averaged, plus
 from planner.costs.weights import Num
 
 Key = tuple[str, str]
@@ -124,6 +124,14 @@ class Terms(Parts):
     def within(self, phase: str) -> Terms:
         """The same with all items in one phase."""
         return Terms.of(self, {(phase, name): term for (_, name), term in self.items.items()})
+
+    def averaged(self, weights: Num) -> Terms:
+        """Weighted means of every number, which must be arrays (see `over`)."""
+        items = {
+            key: Term(term.parts.averaged(weights), Work(*(averaged(value, weights) for value in term.work)))
+            for key, term in self.items.items()
+        }
+        return Terms.of(Parts.averaged(self, weights), items)
 
     def over(self, rows: int) -> Terms:
         """Every number as an array over so many rows."""

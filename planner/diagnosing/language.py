@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from planner.costs.layers import Pass, Structure, count
-from planner.costs.serving import Rows, Setting, fit
+from planner.costs.rows import Rows
+from planner.costs.serving import Setting, fit
 from planner.costs.step import pass_time
 from planner.diagnosing.framework import (
     Check,
@@ -47,22 +48,23 @@ def diagnose(request: Request) -> Diagnosis:
         NoPlanError: fewer chips than the smallest slice.
     """
     model, engine, work = request.model, request.engine, request.workload
-    longest = max(model.max_context, FURTHEST, work.isl + work.osl)
-    request = request._replace(workload=work._replace(max_context=work.max_context or work.isl + work.osl))
+    isl, osl = int(work.isl), int(work.osl)
+    longest = max(model.max_context, FURTHEST, isl + osl)
+    request = request._replace(workload=work._replace(max_context=work.max_context or isl + osl))
     check(request)
     placement = Placement.of(request.hardware, request.gpus, request.slice)
     reason = refusal(model, engine, placement, Plan(), work.weights)
     if reason is not None and "not priced" in reason:
         raise InputError(f"plan diagnose: {reason}")
     batch = work.concurrency or 1
-    context = work.isl + work.osl // 2
-    spots = (_prefill_spot(request, work.isl), _decode_spot(request, context, batch))
+    context = isl + osl // 2
+    spots = (_prefill_spot(request, isl), _decode_spot(request, context, batch))
     return Diagnosis(
         model.name, request.hardware, f"{engine.name} {engine.version}", request.gpus,
-        f"{work.isl} tokens in, {work.osl} out, {batch} at once", spots,
-        (_reach(request, "prefill", work.isl), _reach(request, "decode", context)),
+        f"{isl} tokens in, {osl} out, {batch} at once", spots,
+        (_reach(request, "prefill", isl), _reach(request, "decode", context)),
         tuple(_verdict(request, phase, asked, longest, batch)
-              for phase, asked in (("prefill", work.isl), ("decode", context))),
+              for phase, asked in (("prefill", isl), ("decode", context))),
         tuple(_checks(request, spots, context, batch)),
     )  # fmt: skip
 
@@ -171,7 +173,14 @@ def _checks(request: Request, spots: Sequence[Spot], context: int, batch: int) -
         + ", ".join(f"{block:,.0f} tokens over {name}" for name, block in blocks),
     )  # fmt: skip
     yield precision_check(now, number(_int4(request, tp, float(context), batch)), model.weights, "a decode step")
-    size = 2 * model.attention.kv_heads * model.attention.head_dim * setting.formats.kv.bytes * request.workload.isl / 2
+    size = (
+        2
+        * model.attention.kv_heads
+        * model.attention.head_dim
+        * setting.formats.kv.bytes
+        * int(request.workload.isl)
+        / 2
+    )
     yield message_check(
         half_message(replica_of(setting, 1).network.send), size, model.layers, "the KV of half a prompt, a layer"
     )

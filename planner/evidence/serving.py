@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from planner.costs.layers import Structure
 from planner.costs.memory import Budget
-from planner.costs.serving import Rows, Setting, fit, formats_of, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Setting, fit, formats_of, price
 from planner.evidence.comparison import Comparison
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from planner.arriving import Steady, mark_arrivals, queue_wait
 from planner.costs.memory import room
 from planner.costs.roofline import BOUNDS, Parts
-from planner.costs.serving import OWN, STEP, Rows, Setting, fit, itemise, structure_of
+from planner.costs.rows import Rows, structure_of
+from planner.costs.serving import OWN, STEP, Setting, fit, itemise
+from planner.costs.speculation import columns_of
 from planner.costs.terms import Key, Term, Terms, Work
 from planner.costs.weights import Shard, Stages
 from planner.errors import NoPlanError
@@ -144,13 +147,19 @@ def plan_of(results: Results, index: int) -> Plan:
     return Plan(**chosen, grid=row["grid"] or "")
 
 
-def breakdown(request: Request, plan: Plan, concurrency: int) -> Breakdown:
+def load_of(results: Results, index: int) -> float:
+    """Requests in flight of a result row: the mean under an arrival rate."""
+    row = results.row(index)
+    return float(row["in_flight"] or row["concurrency"])
+
+
+def breakdown(request: Request, plan: Plan, concurrency: float) -> Breakdown:
     """A plan of a request at a load, priced and itemised.
 
     Args:
         request: what is asked; its filters and its concurrency are not looked at.
         plan: one that the rules allow.
-        concurrency: requests in flight in the whole deployment.
+        concurrency: requests in flight in the whole deployment; with an arrival rate the mean, which need not be whole.
 
     Raises:
         NoPlanError: it does not fit.
@@ -160,15 +169,29 @@ def breakdown(request: Request, plan: Plan, concurrency: int) -> Breakdown:
     setting = setting_of(request, placement, structure_of(plan))
     rows = Rows.of_plans(
         [plan], isl=work.isl, osl=work.osl, concurrency=concurrency,
-        max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
+        max_context=work.max_context or 0, prefix_hit=work.prefix_hit, **columns_of(work.speculation),
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
     reason = memory_reasons(setting, fitted, rows.concurrency)[0]
     if reason is not None:
         raise NoPlanError(f"{plan.label}: {reason}")
-    priced = itemise(setting, rows, fitted)
+    arrives = work.arrival_rate is not None
+    if arrives:
+        fitted = fitted._replace(batch=np.maximum(1.0, rows.concurrency / rows.dp))
+    priced = itemise(setting._replace(mean_load=arrives), rows, fitted)
     gpus = np.full(1, float(request.gpus))
     results = results_of(setting, [plan], np.zeros(1, dtype=int), gpus, request.objective, rows, fitted, priced)
+    if arrives:
+        rate = priced.requests_per_s / rows.dp
+        wait = queue_wait(rate, priced.prompt, priced.prompt_variation)
+        state = Steady(
+            rows.concurrency / rows.dp,
+            rate,
+            rate * priced.prompt,
+            wait,
+            priced,
+        )
+        results = mark_arrivals(results, state, float(work.arrival_rate or 0), np.full(1, np.nan))
     ttft, tpot = (_times(parts) for parts in (priced.ttft_parts, priced.tpot_parts))
     if work.osl == 1:
         tpot = Times((), 0.0)

@@ -13,15 +13,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.serving import Fit, Rows, Setting, fit, price, structure_of
+from planner.costs.rows import Rows, structure_of
+from planner.costs.serving import Fit, Setting, fit, price
+from planner.costs.speculation import columns_of
 from planner.errors import NoPlanError
-from planner.explaining.breakdown import Breakdown, breakdown, pinned, plan_of
+from planner.explaining.breakdown import Breakdown, breakdown, load_of, pinned, plan_of
 from planner.explaining.goal import goal_value
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.pricing import memory_reasons, setting_of, within
 from planner.ranking import rank
-from planner.request import SEARCHED, TIMES, Request
+from planner.request import TIMES, Request
 from planner.units import HOUR, MS
 
 Array = NDArray[np.float64]
@@ -42,11 +44,13 @@ class Candidate(NamedTuple):
     """Its filters leave only this plan."""
     plan: Plan
     concurrency: int
+    load: float
+    """The same; under an arrival rate the mean, which need not be whole."""
 
     @property
     def searches(self) -> bool:
         """Whether its load is chosen for it."""
-        return self.request.workload.concurrency is None and self.request.objective in SEARCHED
+        return self.request.searches
 
     def setting(self) -> Setting:
         """What prices it."""
@@ -59,7 +63,7 @@ class Candidate(NamedTuple):
         Raises:
             NoPlanError: it does not fit.
         """
-        return breakdown(self.request, self.plan, self.concurrency)
+        return breakdown(self.request, self.plan, self.load)
 
 
 class Room(NamedTuple):
@@ -109,9 +113,11 @@ def candidate(label: str, request: Request, plan: Plan | None) -> Candidate:
         NoPlanError: the plan cannot run, or no plan can.
     """
     ranking = rank(request if plan is None else pinned(request, plan))
+    # on as many chips as were found, with as many drafted tokens
+    request = ranking.request._replace(filters=request.filters, fewest=False)
     chosen = plan_of(ranking.results, 0)
-    load = ranking.results.row(0)["concurrency"]
-    return Candidate(label or chosen.label, pinned(request, chosen), chosen, load)
+    concurrency, load = ranking.results.row(0)["concurrency"], load_of(ranking.results, 0)
+    return Candidate(label or chosen.label, pinned(request, chosen), chosen, concurrency, load)
 
 
 def goals(one: Candidate, concurrency: Any, isl: Any) -> Array:
@@ -126,7 +132,7 @@ def goals(one: Candidate, concurrency: Any, isl: Any) -> Array:
     work = request.workload
     rows = Rows.of_plans(
         [plan], isl=isl, osl=work.osl, concurrency=concurrency,
-        max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
+        max_context=work.max_context or 0, prefix_hit=work.prefix_hit, **columns_of(work.speculation),
     )  # fmt: skip
     fitted = fit(setting, rows, clip=False)
     fits = np.array([reason is None for reason in memory_reasons(setting, fitted, rows.concurrency)])
@@ -203,18 +209,18 @@ def _leads(ours: Array, theirs: Array) -> NDArray[np.int_]:
 def room(one: Candidate) -> Room:
     """How many requests fit, and how long a prompt may get."""
     work, model, setting = one.request.workload, one.request.model, one.setting()
-    longest = max(1, max(model.max_context, work.max_context or 0) - work.osl)
+    longest = max(1, max(model.max_context, work.max_context or 0) - int(np.ceil(work.osl)))
 
     def fitted(isl: int) -> Fit:
         rows = Rows.of_plans(
             [one.plan], isl=isl, osl=work.osl, concurrency=1.0,
-            max_context=work.max_context or 0, prefix_hit=work.prefix_hit,
+            max_context=work.max_context or 0, prefix_hit=work.prefix_hit, **columns_of(work.speculation),
         )  # fmt: skip
         return fit(setting, rows, clip=False)
 
     load = 1 if one.searches else one.concurrency  # a load that is searched shrinks as the prompt grows
-    now = fitted(work.isl)
-    low, high = work.isl, longest + 1
+    now = fitted(int(work.isl))
+    low, high = int(work.isl), longest + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fitted(middle).max_concurrency[0] >= load else (low, middle)
@@ -225,7 +231,8 @@ def room(one: Candidate) -> Room:
 def ranges(candidates: Sequence[Candidate], rooms: Sequence[Room]) -> dict[Axis, int]:
     """The ends of the ranges in which flips are looked for: what the roomiest holds, what every model can attend to."""
     longest = min(
-        max(one.request.model.max_context, one.request.workload.max_context or 0) - one.request.workload.osl
+        max(one.request.model.max_context, one.request.workload.max_context or 0)
+        - int(np.ceil(one.request.workload.osl))
         for one in candidates
     )
     return {"concurrency": max(2, *(each.requests for each in rooms)), "isl": max(2, longest)}

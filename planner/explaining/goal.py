@@ -35,7 +35,7 @@ class Goal(NamedTuple):
         answers = max(0, row["osl"] - 1)
         if objective == "latency":
             return cls(1 / MS, answers / MS, "ms", "latency of a request")
-        running = min(row["concurrency"], row["batch_per_replica"] * row["dp"])
+        running = row["in_flight"] or min(row["concurrency"], row["batch_per_replica"] * row["dp"])
         tokens = running * row["osl"]
         dollars = row["usd_per_mtok"]
         if objective == "cost" and dollars is not None:

@@ -140,6 +140,14 @@ class Placement:
         groups = self.gpus // domain * (domain // width) + self.gpus % domain // width
         return groups // pp
 
+    def fewest(self, tp: int, pp: int, dp: int, cp: int = 1) -> int:
+        """The fewest chips for which `replicas` is at least dp; not of a torus, whose slices come in sizes."""
+        width, groups, domain = tp * cp, pp * dp, self.hardware.domain
+        if domain is None or width > domain:
+            return width * groups
+        full, rest = divmod(groups - 1, domain // width)
+        return full * domain + (rest + 1) * width
+
     @cached_property
     def torus_groups(self) -> dict[int, TorusGroup]:
         """The best box for each group size that tiles the slice: most wires, then fewest hops."""

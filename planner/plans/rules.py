@@ -8,6 +8,7 @@ from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.specs.engine import Engine
 from planner.specs.model import Model
+from planner.specs.speculation import KINDS, Draft
 
 PADDING = 1.5
 """Query heads after padding, at most so many times those of the model."""
@@ -149,6 +150,27 @@ def _not_yet(model: Model, plan: Plan) -> str | None:
     if plan.cp > 1:
         return f"cp {plan.cp}: context parallelism is not priced yet; use --tp and --pp"
     return None
+
+
+def draft_refusal(draft: Draft, engine: Engine, plan: Plan, *, priced: bool = True) -> str | None:
+    """Why the engine does not draft so, or the draft cannot run (or be `priced`) on a plan's tensor-parallel group.
+
+    Prediction modules have the shapes of their model, whose rules are looked at anyway.
+    """
+    words = None if engine.launch is None else engine.launch.speculation.get(draft.kind)
+    if words is not None and words.unsupported is not None:
+        return f"engine {engine.name} cannot speculate with {KINDS[draft.kind]}: {words.unsupported}"
+    if words is not None and plan.pp > 1 and not words.pipeline:
+        return (
+            f"engine {engine.name} cannot speculate with {KINDS[draft.kind]} over {plan.pp} pipeline stages: use one, "
+            "or no --spec-tokens"
+        )
+    if draft.kind != "model" or draft.model is None:
+        return None
+    reason = (_not_yet(draft.model, plan._replace(cp=1)) if priced else None) or _tensor_parallel(
+        draft.model, engine, plan, None
+    )
+    return reason and f"the draft {draft.model.name} shares the chips of a tensor-parallel group: {reason}"
 
 
 def _attention(model: Model, engine: Engine, plan: Plan) -> str | None:

@@ -116,10 +116,10 @@ def _layouts(
                 found = True
                 yield ffn, prefill_ffn, grid
     if not found:  # to be refused with the reason
-        ffn, prefill_ffn = (values[0] if values else None for values in (filters.ffn, filters.prefill_ffn))
-        if filters.grid and not (ffn or prefill_ffn) and "2d" in engine.ffn:
-            ffn = "2d"
-        yield *layouts_of(ffn, prefill_ffn), filters.grid[0] if filters.grid else ""
+        wanted, then = (values[0] if values else None for values in (filters.ffn, filters.prefill_ffn))
+        if filters.grid and not (wanted or then) and "2d" in engine.ffn:
+            wanted = "2d"
+        yield *layouts_of(wanted, then), filters.grid[0] if filters.grid else ""
 
 
 def _stored_alike(ffn: str, prefill_ffn: str, grid: str, tp: int, named: bool) -> bool:

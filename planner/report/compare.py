@@ -11,7 +11,7 @@ from planner.explaining.breakdown import Breakdown
 from planner.explaining.comparison import Candidate, Contest, Flip, Room
 from planner.explaining.difference import brought_together, lines
 from planner.report.explain import LEAST, print_lines, signed, tied
-from planner.report.figures import plural, prompt, short
+from planner.report.figures import load, plural, prompt, short
 from planner.report.table import Column, lay_out, paragraphs, show, width
 from planner.report.why import extrapolated
 from planner.request import Request
@@ -108,13 +108,16 @@ def _headline(found: Comparison) -> str:
     def each(name: Callable[[Any], str]) -> str:
         return ", ".join(dict.fromkeys(name(request) for request in requests))
 
-    load = "the best load of each" if found.candidates[0].searches else f"concurrency {found.candidates[0].concurrency}"
+    one = found.candidates[0]
+    speculation = next(filter(None, (each.workload.speculation for each in requests)), None)
+    drafts = "" if speculation is None else f"; drafts by {speculation.draft.label}"
+    asked = "the best load of each" if one.searches else load(work, one.concurrency)
     return (
         f"{each(lambda request: request.model.name)} on "
         f"{each(lambda request: f'{request.gpus} x {request.hardware.name}')}, "
         f"{each(lambda request: f'{request.engine.name} {request.engine.version}')}; "
-        f"{prompt(work.isl, work.prefix_hit)}, {work.osl} out, {load}, {each(_schedule)} "
-        f"batching; for {first.objective}."
+        f"{prompt(work)}, {asked}, {each(_schedule)} "
+        f"batching{drafts}; for {first.objective}."
     )
 
 
@@ -196,7 +199,7 @@ def _contest(found: Comparison, contest: Contest) -> str:
         noun = "request"
     else:
         one = found.candidates[contest.pair[0]]
-        at = "the best load of each" if one.searches else f"{plural(one.concurrency, 'request')} in flight"
+        at = "the best load of each" if one.searches else f"{_in_flight(one)}"
         head = f"Context, prompts of {contest.low} to {contest.high} tokens at {at}"
         noun = "token"
     head = f"{head}, {first} against {second}"
@@ -243,12 +246,18 @@ def _rooms(found: Comparison) -> str:
         name for name, each in zip(names, found.rooms, strict=True) if each.isl == shortest and each.ends == "memory"
     ]
     if short_of:
-        load = 1 if found.candidates[0].searches else found.candidates[0].concurrency
-        text += f"; {_listed(short_of)} first with context, beyond prompts of {plural(shortest, 'token')}"
-        text += f" ({plural(load, 'request')} in flight)"
+        one = found.candidates[0]
+        at = "1 request in flight" if one.searches else _in_flight(one)
+        text += f"; {_listed(short_of)} first with context, beyond prompts of {plural(shortest, 'token')} ({at})"
     else:
         text += "; with context the model's own end comes before that of any memory"
     return f"{text}."
+
+
+def _in_flight(one: Candidate) -> str:
+    """The load of a candidate; under an arrival rate each has its own."""
+    rate = one.request.workload.arrival_rate
+    return f"{plural(one.concurrency, 'request')} in flight" if rate is None else "the load of each"
 
 
 def _listed(names: Sequence[str]) -> str:

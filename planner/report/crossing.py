@@ -79,9 +79,7 @@ def _caption(found: Crossing, table: list[Row], goal: Goal | None) -> list[str]:
     fixed = [f"{request.model.name} on {request.hardware.name}, engine {request.engine.name}"]
     if found.axis != "gpus":
         fixed.append(plural(request.gpus, "chip"))
-    if found.axis != "isl":
-        fixed.append(prompt(work.isl, work.prefix_hit))
-    fixed.append(f"{work.osl} out")
+    fixed.append(f"{work.osl} tokens out" if found.axis == "isl" else prompt(work))
     if found.axis not in ("concurrency", "tokens") and work.concurrency:
         fixed.append(f"concurrency {work.concurrency}")
     leading = [row for row in table if row["plan"]]

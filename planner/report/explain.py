@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from planner.costs.roofline import BOUNDS
 from planner.costs.serving import JOIN, OTHERS, OWN, STEP
+from planner.costs.speculation import DRAFT
 from planner.explaining.breakdown import Breakdown, Item, Times, floored, summed
 from planner.explaining.changes import OPEN_TO_ALL, Effect
 from planner.explaining.difference import Line, brought_together, lines
 from planner.ranking import error_bar
-from planner.report.figures import plural, prompt, short
+from planner.report.figures import drafted, load, plural, prompt, short
 from planner.report.placement import print_placement
 from planner.report.table import COLOURS, Column, lay_out, paragraphs, show, width
 from planner.report.why import batching, extrapolated
@@ -108,6 +109,8 @@ def print_explanation(found: Explanation) -> None:
             continue
         print(f"\n{name} {short(times.total / MS)} ms")
         _print_times(plan, times)
+        if name == "TPOT" and plan.row["tokens_per_step"] is not None:
+            show(paragraphs([_speculated(plan, times)]))
         show(paragraphs([floor_sentence(plan, floored(times))]))
     print("\nMemory of the fullest chip, GiB")
     _print_memory(plan)
@@ -133,7 +136,7 @@ def headline(found: Explanation) -> str:
     return (
         f"{request.model.name} {plan.plan.label}{place} on {request.gpus} x {request.hardware.name}, "
         f"{request.engine.name} {request.engine.version}, {row['weights']} weights, {row['kv_cache']} KV; "
-        f"{prompt(work.isl, work.prefix_hit)}, {work.osl} out, concurrency {row['concurrency']}, {batching(row)}: "
+        f"{prompt(work)}, {load(work, row['concurrency'])}, {batching(row)}{drafted(row, work.speculation)}: "
         f"{short(row['latency_ms'])} ms a request = {made}{goal}."
     )
 
@@ -197,6 +200,18 @@ def _record(item: Item, total: float) -> dict[str, str]:
         "floor": _or_dash(floor / MS, plain),
         "ratio": _ratio(item.seconds, floor),
     }
+
+
+def _speculated(plan: Breakdown, times: Times) -> str:
+    """One sentence: what of a step is spent on drafts, what on verification, and what a step yields."""
+    per_step, step = plan.row["tokens_per_step"], times.phase(STEP)
+    spent = sum(item.seconds for item in step.items if item.name.startswith(DRAFT)) * per_step / MS
+    whole, tokens = step.total * per_step / MS, plan.row["spec_tokens"]
+    return (
+        f"A step yields {short(per_step)} tokens of a request: {short(whole)} ms, of which {short(spent)} ms to draft "
+        f"{plural(tokens, 'token')} and {short(whole - spent)} ms to verify {tokens + 1}; each item above is its share "
+        "of one token."
+    )
 
 
 def _ratio(seconds: float, floor: float) -> str:
@@ -300,8 +315,9 @@ def _print_difference(plan: Breakdown, rival: Breakdown) -> None:
         f"{'more' if ahead else 'less'} ({signed(theirs)} against {signed(ours)} {plan.goal.unit})"
     )
     loads = plan.row["concurrency"], rival.row["concurrency"]
+    best = "best " if plan.request.searches else ""
     if loads[0] != loads[1]:
-        text += f", each at its best load ({loads[1]} against {loads[0]} requests)"
+        text += f", each at its {best}load ({loads[1]} against {loads[0]} requests)"
     show(paragraphs([f"{text}.{tied(abs(theirs / ours - 1), plan)}"]))
     print_lines(brought_together(lines([plan, rival]), LEAST * ours), [plan.plan.label, rival.plan.label])
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
+
+from planner.specs.speculation import Speculation
+from planner.specs.workload import Workload
 
 
 def short(value: float | None, digits: int = 4) -> str:
@@ -21,9 +26,30 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def prompt(isl: int, prefix_hit: float) -> str:
-    """What comes in with a request, and how much of it is cached."""
-    return f"{isl} tokens in" + (f" ({short(100 * prefix_hit)}% cached)" if prefix_hit else "")
+def prompt(work: Workload) -> str:
+    """What comes in with a request, and how much of it is cached, and what goes out."""
+    cached = f" ({short(100 * work.prefix_hit)}% cached)" if work.prefix_hit else ""
+    if work.lengths is None:
+        return f"{work.isl} tokens in{cached}, {work.osl} out"
+    lengths = work.lengths
+    p90 = f" (nine tenths to {short(work.isl * lengths.p90)})" if lengths.p90 != 1 else ""
+    longest = f"longest request {short((work.isl + work.osl) * lengths.longest)}"
+    return f"{short(work.isl)} tokens in{p90}{cached}, {short(work.osl)} out on average, {longest}"
+
+
+def load(work: Workload, concurrency: int) -> str:
+    """How many requests there are, as `concurrency 8` or `40 requests/s`."""
+    return f"concurrency {concurrency}" if work.arrival_rate is None else f"{short(work.arrival_rate)} requests/s"
+
+
+def drafted(row: Mapping[str, Any], speculation: Speculation | None) -> str:
+    """What is drafted a step, and what comes of it; "" where nothing is."""
+    if speculation is None or row["spec_tokens"] is None:
+        return ""
+    return (
+        f", {plural(row['spec_tokens'], 'token')} drafted by {speculation.draft.label}, "
+        f"{short(row['tokens_per_step'])} tokens a step"
+    )
 
 
 def significant(value: float, digits: int) -> str:

@@ -58,14 +58,18 @@ def is_limited() -> bool:
 def _columns(rows: Sequence[Row]) -> list[Column]:
     """The columns that say something about these rows."""
     loads = len({row["concurrency"] for row in rows}) > 1 or any(row["concurrency"] != 1 for row in rows)
+    arrives = any(row["utilisation"] is not None for row in rows)
     priced = any(row["usd_per_mtok"] is not None for row in rows)
     columns = [
         Column("#", lambda row: f"{'~' if row['tie'] else ''}{row['rank'] or ''}"),
         Column("plan", lambda row: str(row["plan"]), right=False),
+        Column("chips", lambda row: str(row["gpus"])) if len({row["gpus"] for row in rows}) > 1 else None,
         Column("load", lambda row: str(row["concurrency"]), keep=8) if loads else None,
         Column("TTFT ms", lambda row: short(row["ttft_ms"]), keep=7),
+        Column("queue ms", lambda row: short(row["queue_ms"], 3), keep=7) if arrives else None,
         Column("TPOT ms", lambda row: short(row["tpot_ms"])),
         Column("latency ms", lambda row: short(row["latency_ms"]), keep=4),
+        Column("of most", lambda row: f"{row['utilisation']:.0%}", keep=6) if arrives else None,
         Column("tok/s", lambda row: short(row["tokens_per_s"]), keep=6),
         Column("/chip", lambda row: short(row["tokens_per_s_per_gpu"]), keep=2),
         Column("$/Mtok", lambda row: short(row["usd_per_mtok"], 3), keep=3) if priced else None,

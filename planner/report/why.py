@@ -6,8 +6,8 @@ from typing import Any
 
 from planner.costs.roofline import BOUNDS
 from planner.ranking import MEASURED_ERROR, Ranking, error_bar, metric
-from planner.report.figures import plural, prompt, short
-from planner.request import SEARCHED
+from planner.report.figures import drafted, load, plural, prompt, short
+from planner.request import TIMES
 from planner.results import Results
 from planner.sensitivity.constants import Constant
 from planner.sensitivity.flips import Flip, Sensitivity, buffer
@@ -22,7 +22,9 @@ _UNITS = {
     "cost": ("usd_per_mtok", "${} per million tokens", "$/Mtok"),
 }
 _COST_WITHOUT_PRICE = ("gpu_s_per_token", "{} chip-s a token", "chip-ms a token")
-_REFUSED_BY = {"rule": "rule", "memory": "memory", "slo": "limits on time"}
+_REFUSED_BY = {
+    "rule": "rule", "memory": "memory", "slo": "limits on time", "rate": "the arrival rate", "chips": "number of chips",
+}  # fmt: skip
 _FLIPS = 2  # constants that the caption names
 _PLAIN = {
     "compute": "computing",
@@ -48,7 +50,7 @@ def parts_of(ranking: Ranking, index: int) -> dict[str, float]:
         else:
             parts[bound] = ttft + answers * tpot
             if objective in ("throughput", "cost"):
-                parts[bound] *= row["gpus"] / (row["concurrency"] * row["osl"])
+                parts[bound] *= row["gpus"] / ((row["in_flight"] or row["concurrency"]) * row["osl"])
             if objective == "cost" and row["usd_per_mtok"] is not None:
                 parts[bound] *= MS * row["usd_per_mtok"] / row["gpu_s_per_token"]
     return {bound: float(value) for bound, value in parts.items()}
@@ -124,25 +126,26 @@ def _at(constant: Constant, factor: float) -> str:
 
 
 def _searched(ranking: Ranking) -> bool:
-    request = ranking.request
-    return request.workload.concurrency is None and (request.pareto or request.objective in SEARCHED)
+    return ranking.request.searches
 
 
 def question(ranking: Ranking) -> str:
     """What was asked, in a sentence."""
     request, results = ranking.request, ranking.results
     work, first = request.workload, results.row(0)
-    load = "concurrency searched" if _searched(ranking) else f"concurrency {first['concurrency']}"
+    at = "concurrency searched" if _searched(ranking) else load(work, first["concurrency"])
     goal = "the Pareto frontier" if request.pareto else request.objective
     where = (
-        f"slice {ranking.placement.slice} of {request.hardware.name}"
+        f"up to {request.gpus} x {request.hardware.name}"
+        if request.pareto and request.fewest
+        else f"slice {ranking.placement.slice} of {request.hardware.name}"
         if ranking.placement.slice
-        else f"{request.gpus} x {request.hardware.name}"
+        else f"{request.gpus} x {request.hardware.name}{_nodes(ranking)}"
     )
     return (
         f"{request.model.name} ({first['weights']} weights, {first['kv_cache']} KV) on {where}, engine "
-        f"{request.engine.name} {request.engine.version}; {prompt(work.isl, work.prefix_hit)}, {work.osl} out, {load}, "
-        f"{batching(first)}; for {goal}."
+        f"{request.engine.name} {request.engine.version}; {prompt(work)}, {at}, "
+        f"{batching(first)}{drafted(first, work.speculation)}; for {goal}."
     )
 
 
@@ -150,13 +153,18 @@ def answer(ranking: Ranking) -> str:
     """Which plan, by how much and why, in a sentence."""
     if ranking.request.pareto:
         return "Pareto: no other plan has both a lower TPOT and more tokens/s per chip."
-    return winner(ranking)
+    return _fewest(ranking) if ranking.request.fewest else winner(ranking)
 
 
 def caption(ranking: Ranking) -> list[str]:
     """The lines below a ranked table: workload, limits, how many plans, why, how sure."""
-    lines = [question(ranking), f"{counts(ranking)}; {kept(ranking)}.", answer(ranking), *idle(ranking)]
-    return [*lines, " ".join([*_ties(ranking), *notes(ranking)])]
+    lines = [question(ranking), f"{counts(ranking)}; {kept(ranking)}.", answer(ranking), *meaning(ranking)]
+    return [*lines, *idle(ranking), " ".join([*_ties(ranking), *notes(ranking)])]
+
+
+def meaning(ranking: Ranking) -> list[str]:
+    """What the figures of a load that comes, and of lengths that differ, stand for."""
+    return [*_arriving(ranking), *_differing(ranking)]
 
 
 def notes(ranking: Ranking) -> list[str]:
@@ -176,6 +184,62 @@ def notes(ranking: Ranking) -> list[str]:
     return found
 
 
+def _nodes(ranking: Ranking) -> str:
+    """How many whole nodes the chips of the first plan are, where their number was sought."""
+    domain = ranking.request.hardware.domain
+    if not ranking.request.fewest or domain is None or ranking.request.hardware.torus is not None:
+        return ""
+    return f" ({plural(-(-ranking.request.gpus // domain), 'node')} of {domain})"
+
+
+def _fewest(ranking: Ranking) -> str:
+    """One sentence: how many chips suffice for what, and what the next plan needs."""
+    request, results = ranking.request, ranking.results
+    first, work = results.row(0), request.workload
+    if work.arrival_rate is not None:
+        what = f"serve {short(work.arrival_rate)} requests/s"
+    elif work.concurrency is not None:
+        what = f"run {plural(work.concurrency, 'request')} at once"
+    else:
+        what = "are the smallest deployment (no --arrival-rate or --concurrency: one request must keep the limits)"
+    text = f"{plural(first['gpus'], 'chip')} {what}, as {first['plan']}"
+    others = [row for row in results.rows()[1:] if row["gpus"] > first["gpus"]]
+    if others:
+        text += f"; {others[0]['plan']} needs {others[0]['gpus']}"
+    if len(results) > 1 and results.row(1)["gpus"] == first["gpus"]:
+        text += f". On as many chips {results.row(1)['plan']} does too: the better for {request.objective} stands first"
+    return f"{text}."
+
+
+def _arriving(ranking: Ranking) -> list[str]:
+    """What an arrival rate means for the first plan, and what its wait is."""
+    rate, first = ranking.request.workload.arrival_rate, ranking.results.row(0)
+    if rate is None:
+        return []
+    limited = any(getattr(ranking.request.limits, name) is not None for name in TIMES)
+    most = f"{short(rate / first['utilisation'])} requests/s" + (" within the limits" if limited else "")
+    queue = "M/D/1" if ranking.request.workload.lengths is None else "M/G/1"
+    return [
+        f"{first['plan']}: {short(first['in_flight'])} requests in flight on average, as many as come in the time of "
+        f"one; it sustains at most {most}, of which this is {first['utilisation']:.0%}. Queue: the mean wait for "
+        f"earlier prompts ({queue}: Poisson arrivals, prompts take {first['prefill_utilisation']:.0%} of a replica's "
+        "time), beside TTFT and latency; --max-ttft and --max-latency hold with it. Percentiles, and waiting for KV "
+        "room when more are in flight than on average, are not in it."
+    ]
+
+
+def _differing(ranking: Ranking) -> list[str]:
+    """What the times stand for where lengths differ."""
+    work, first = ranking.request.workload, ranking.results.row(0)
+    if work.lengths is None:
+        return []
+    text = "Times are means over the lengths"
+    if first["ttft_p90_ms"] is not None:
+        longer = short(work.isl * work.lengths.p90)
+        text += f"; TTFT of {first['plan']} is {short(first['ttft_p90_ms'])} ms for a prompt of {longer} tokens"
+    return [f"{text}; decodes are met at the context of long answers, which stay longer."]
+
+
 def counts(ranking: Ranking, where: str = "; --rejected says why") -> str:
     """How many plans there are and what became of them; the parts add up to the whole; `where` the reasons stand."""
     limits = [refused.limit for refused in ranking.refused]
@@ -193,7 +257,7 @@ def counts(ranking: Ranking, where: str = "; --rejected says why") -> str:
 
 def _ties(ranking: Ranking) -> list[str]:
     """What the mark of a tie means; rows of a frontier are not in an order of which neighbours could be ties."""
-    if ranking.request.pareto or len(ranking.results) < 2:
+    if ranking.request.pareto or not any(tie is not None for tie in ranking.results["tie"]):
         return []
     engine, bar = ranking.request.engine, error_bar(ranking.request)
     if engine.calibrated is None and bar == MEASURED_ERROR:
@@ -253,6 +317,8 @@ def _loaded_ttft(ranking: Ranking) -> list[str]:
     decides = request.objective == "ttft" or request.limits.ttft is not None
     if not decides or not (ranking.results["concurrency"] > 1).any():
         return []
+    if request.workload.arrival_rate is not None:
+        return ["TTFT is not calibrated under load."]
     return ["TTFT leaves out waiting in a queue and is not calibrated under load."]
 
 

@@ -17,13 +17,14 @@ from planner.costs.collectives import Groups, Network
 from planner.costs.layers import Pass, Structure, causal_pairs
 from planner.costs.layouts import count, resting_bytes
 from planner.costs.memory import cached_tokens
-from planner.costs.serving import Fit, Rows, Setting, fit, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Fit, Setting, fit, price
+from planner.costs.speculation import columns_of
 from planner.costs.weights import Num, Shard
 from planner.plans.placement import Placement
 from planner.plans.plan import grid_axes
 from planner.pricing import setting_of
 from planner.ranking import Ranking
-from planner.request import SEARCHED
 from planner.results import Results
 from planner.sensitivity.constants import PHASES, Constant, scaled
 from planner.specs.hardware import Hardware
@@ -94,19 +95,16 @@ class Field(NamedTuple):
         groups: list[_Group] = []
         traffic: list[_Traffic] = []
         full = np.zeros(len(index), dtype=bool)
-        searched = request.workload.concurrency is None and request.objective in SEARCHED
+        searched = request.searches
         for structure in dict.fromkeys(structures):
             places = np.flatnonzero([each == structure for each in structures])
             setting = setting_of(request, ranking.placement, Structure(*structure))
             names = ("tp", "pp", "dp", "isl", "osl", "concurrency")
             columns = {name: results[name][places] for name in names}
             rows = Rows.of(
-                **columns,
-                max_context=request.workload.max_context or 0,
-                prefix_hit=request.workload.prefix_hit,
-                x=axes[places, 0],
-                y=axes[places, 1],
-            )
+                **columns, max_context=request.workload.max_context or 0, prefix_hit=request.workload.prefix_hit,
+                x=axes[places, 0], y=axes[places, 1], **columns_of(request.workload.speculation),
+            )  # fmt: skip
             fitted = fit(setting, rows, clip=False)
             groups.append(_Group(places, setting, rows, fitted))
             traffic += _traffic(groups[-1], results.take(places), request.objective)
@@ -244,14 +242,17 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
     shard = Shard.for_engine(setting.model, setting.engine, setting.formats.weights.name, tp, x=x, y=y)
     batch = np.maximum(group.fitted.batch, 1.0)
     micro = np.ceil(batch / np.minimum(rows.pp, batch))
-    decode = Pass(micro, rows.isl + rows.osl / 2)
+    queries = 1.0 if setting.drafting is None else rows.spec_tokens + 1  # a draft's own collectives are left out
+    decode = Pass(micro * queries, rows.isl + rows.osl / 2, queries=queries)
     scheduler, alone = setting.engine.scheduler, setting.schedule == "static"
     packed = np.maximum(1.0, micro if alone else micro / rows.osl)  # prompts that come in the time of one pass
     riding = np.maximum(0.0, micro - packed) if scheduler.prefill == "mixed" and not alone else nothing
     fresh = rows.isl - cached_tokens(setting.engine, rows.isl, rows.prefix_hit)
     tokens = np.minimum(packed * fresh, np.maximum(1.0, (scheduler.chunk_tokens or np.inf) - riding))
     pairs, packed = tokens / fresh * causal_pairs(rows.isl), np.maximum(1.0, tokens / fresh)
-    prompt = Pass(riding, rows.isl + rows.osl / 2, tokens, pairs, nothing, packed, packed)
+    prompt = Pass(
+        riding * queries, rows.isl + rows.osl / 2, tokens, pairs, nothing, packed, packed, queries=queries
+    )  # fmt: skip
     ttft, tpot = results.ttft_parts, {bound: np.nan_to_num(part) for bound, part in results.tpot_parts.items()}
     firsts, answers = {"ttft": (1.0, 0.0), "tpot": (0.0, 1.0)}.get(objective, (1.0, rows.osl - 1))
     goal = firsts * sum(ttft.values()) + answers * sum(tpot.values())

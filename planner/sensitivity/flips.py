@@ -123,10 +123,12 @@ def sensitivity(ranking: Ranking, rivals: int = RIVALS) -> Sensitivity | None:
             and those too far off.
 
     Returns:
-        None where there is no first place to lose: on a Pareto frontier, or with no rival.
+        None where there is no first place to lose: on a Pareto frontier, or with no rival; and where the load or the
+        number of chips would follow the constant (an arrival rate, the fewest chips), or lengths differ.
     """
     request, goal = ranking.request, metric(ranking.results, ranking.request.objective)
-    if request.pareto or not np.isfinite(goal[0]):
+    work = request.workload
+    if request.pareto or request.fewest or work.arrival_rate or work.lengths or not np.isfinite(goal[0]):
         return None
     behind = np.flatnonzero(np.isfinite(goal) & (goal > goal[0] * (1 + EQUAL)))[:rivals]
     behind = behind[(goal[behind] < goal[0] * (1 + FARTHEST)) | (np.arange(len(behind)) == 0)]

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
 from planner.specs.fields import Count
+from planner.specs.speculation import KINDS
 
 PLACEHOLDERS = {
     "model": "Hugging Face id or path of what is loaded",
@@ -38,6 +39,9 @@ PLACEHOLDERS = {
     "head_port": "port there at which its nodes find each other",
     "hosts": "addresses of a replica's nodes, joined by commas",
     "file": "name of the written file",
+    "spec_tokens": "tokens drafted a step",
+    "spec_rows": "... and one more, the tokens that are verified",
+    "draft": "Hugging Face id or path of the draft model",
     "servers": "addresses of all servers, as http://host:port",
 }
 """What a word in braces stands for."""
@@ -86,6 +90,23 @@ class Nodes(NamedTuple):
     """The launcher gives each rank its chips: no variable says which."""
 
 
+class Speculator(NamedTuple):
+    """What makes an engine speculate with one kind of draft."""
+
+    words: tuple[str, ...] = ()
+    """Further arguments of the server."""
+    content: dict[str, Any] = {}
+    """What the file that the server reads has besides, at its top."""
+    pipeline: bool = True
+    """Whether it goes together with pipeline stages."""
+    platforms: tuple[str, ...] = ()
+    """Where it runs; () = wherever the engine does."""
+    unsupported: str | None = None
+    """Why this version has none."""
+    note: str | None = None
+    """What must be known, as a sentence."""
+
+
 class Launch(NamedTuple):
     """The key `launch` of an engine's file."""
 
@@ -114,6 +135,8 @@ class Launch(NamedTuple):
     """What the memory fraction is a share of: the whole chip, or what is free for KV once all else is loaded."""
     files: dict[str, dict[str, Any]] = {}
     """A file that the server reads: content by suffix of its name, as `.yaml`; `{file}` is its name."""
+    speculation: dict[str, Speculator] = {}
+    """By kind of draft: mtp, ngram, model; others it does not have."""
     nodes: Nodes | None = None
     """none = a replica cannot span nodes."""
     port: Count = 8000
@@ -136,6 +159,9 @@ class Launch(NamedTuple):
         for index, name in enumerate(self.implied):
             if name not in DIMENSIONS:
                 yield f"implied.{index}", f"found {name!r}, expected one of {', '.join(DIMENSIONS)}"
+        for kind in self.speculation:
+            if kind not in KINDS:
+                yield f"speculation.{kind}", f"unknown kind of draft; expected one of {', '.join(KINDS)}"
         if not self.command:
             yield "command", "is empty, expected the words of a command"
 
@@ -146,6 +172,7 @@ class Launch(NamedTuple):
         lists |= {f"weights.{name}.words": loading.words for name, loading in self.weights.items()}
         for platform, own in self.platforms.items():
             lists |= {f"platforms.{platform}.{name}": words for name, words in own.items()}
+        lists |= {f"speculation.{kind}.words": one.words for kind, one in self.speculation.items()}
         if self.nodes is not None:
             parts = ("arguments", "others", "prefix", "first", "rest")
             lists |= {f"nodes.{name}": getattr(self.nodes, name) for name in parts}
@@ -153,6 +180,8 @@ class Launch(NamedTuple):
             yield from ((f"{key}.{index}", word) for index, word in enumerate(words))
         for name, content in self.files.items():
             yield from ((f"files.{name}.{key}", text) for key, text in _texts(content))
+        for kind, one in self.speculation.items():
+            yield from ((f"speculation.{kind}.content.{key}", text) for key, text in _texts(one.content))
 
     def _problems(self, word: str) -> Iterator[str]:
         for name in _PLACEHOLDER.findall(word):

@@ -204,6 +204,8 @@ class Model(NamedTuple):
     def layer_kinds(self) -> list[LayerKind]:
         """The kind of every layer, in order."""
         pattern, experts = self.attention_pattern, self.experts
+        if experts is None and len(pattern) == 1:  # asked for thousands of times where many plans are enumerated
+            return [LayerKind(pattern[0], False)] * self.layers
         return [
             LayerKind(
                 pattern[index % len(pattern)],

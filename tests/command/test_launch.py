@@ -38,6 +38,15 @@ CASES = {
     "vllm-0.6-one-node": "-m llama3-8b --plan TP1 --engine vllm-0.6",
     "vllm-rocm-eager-one-node": "-m llama3.1-405b --plan TP8 -H mi300x --engine vllm-rocm-eager",
     "vllm-rack": "-m llama3-70b --plan TP8 -H gb200-nvl72 --hosts 10.0.0.1,10.0.0.2",
+    "vllm-draft": "-m llama3.1-70b --plan TP4 --spec-tokens 3 --draft llama3.2-1b",
+    "vllm-mtp": "-m glm-4.5-air --plan TP4 --spec-tokens 1",
+    "vllm-0.6-ngram": "-m llama3-8b --plan TP1 --engine vllm-0.6 --spec-tokens 4 --draft ngram",
+    "sglang-draft": "-m llama3.1-70b --plan TP4 --engine sglang --spec-tokens 3 --draft llama3.2-1b",
+    "sglang-mtp": "-m glm-4.5-air --plan TP4 --engine sglang --spec-tokens 1",
+    "sglang-ngram": "-m llama3-8b --plan TP1 --engine sglang --spec-tokens 4 --draft ngram",
+    "trtllm-draft": "-m llama3.1-70b --plan TP4 --engine trtllm --spec-tokens 3 --draft llama3.2-1b",
+    "trtllm-mtp": "-m deepseek-v3 --plan TP8 -H b200 --weights fp8 --engine trtllm --spec-tokens 1",
+    "trtllm-ngram": "-m llama3-8b --plan TP1 --engine trtllm --spec-tokens 4 --draft ngram",
     "jetstream-one-node": "-m llama3-8b --plan TP8 -H tpu-v5e --engine jetstream --concurrency 64",
     "jetstream-int8": "-m llama3-70b --plan TP8 -H tpu-v5e --engine jetstream --weights int8 --max-context 4096",
 }
@@ -107,8 +116,10 @@ def test_every_flag_stands_in_the_list_of_the_engine(name: str) -> None:
 
 
 def test_lines_are_at_most_a_hundred_columns_wide() -> None:
+    """But for a flag whose value alone is wider: JSON is one word."""
     for path in GOLDEN.glob("*.sh"):
-        assert max(map(len, path.read_text(encoding="utf-8").splitlines())) <= 100
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert len(line) <= 100 or len(shlex.split(line.removesuffix("\\"))) == 2, line
 
 
 def test_replicas_take_the_chips_of_the_placement() -> None:

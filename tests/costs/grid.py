@@ -48,6 +48,7 @@ class Grid:
         self.count, self.x, self.ways = x * y * z, x, y * z
         self.heads = -(-model.attention.heads // self.count) * self.count  # padded with empty ones
         self._groups: dict[str, list[list[int]]] = {}
+        self._own_group: dict[str, dict[int, list[int]]] = {}
         self.fabric, self.sums = Fabric(2), Fabric(4)
         self.read: dict[int, int] = {}  # elements of a layer's matrices that a chip multiplies with
         self.weights_moved: dict[int, tuple[float, float]] = {}  # bytes of them (sent, received)
@@ -69,7 +70,9 @@ class Grid:
 
     def group(self, chip: int, axes: str) -> list[int]:
         """The chips of this one's group."""
-        return next(group for group in self.along(axes) if chip in group)
+        if axes not in self._own_group:
+            self._own_group[axes] = {member: group for group in self.along(axes) for member in group}
+        return self._own_group[axes][chip]
 
     def own_heads(self, chip: int) -> list[int]:
         """Query heads of a chip where they are divided over all: those of its YZ place, divided over X."""
@@ -566,16 +569,17 @@ class Grid:
 
     # ---------------------------------------------------------------------------------------------------------- counted
 
-    def bytes_by_name(self, chip: int) -> dict[str, tuple[float, float]]:
-        """(sent, received) bytes of a chip by the name of the collective."""
-        names = dict.fromkeys([*self.fabric.calls, *self.sums.calls])
-        found = {
-            name: (
-                self.fabric.sent(chip, name) + self.sums.sent(chip, name),
-                self.fabric.received(chip, name) + self.sums.received(chip, name),
-            )
-            for name in names
-        }
+    def moved(self) -> dict[int, dict[str, tuple[float, float]]]:
+        """By chip and name of the collective: bytes (sent, received)."""
+        found: dict[int, dict[str, list[float]]] = {chip: defaultdict(lambda: [0.0, 0.0]) for chip in self.chips}
+        for fabric in (self.fabric, self.sums):
+            for message in fabric.messages:
+                name, size = fabric.calls[message.call], message.elements * fabric.element_bytes
+                if size:
+                    found[message.source][name][0] += size
+                    found[message.target][name][1] += size
+        moved = {chip: {name: (out, into) for name, (out, into) in own.items()} for chip, own in found.items()}
         if self.gathered:
-            found["weights"] = self.weights_moved[chip]
-        return {name: both for name, both in found.items() if any(both)}
+            for chip, both in self.weights_moved.items():
+                moved[chip]["weights"] = both
+        return moved

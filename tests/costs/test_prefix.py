@@ -13,7 +13,8 @@ from planner import load_engine, load_machine, load_model
 from planner.costs.collectives import Network
 from planner.costs.layers import Pass, Structure, causal_pairs
 from planner.costs.memory import Budget, cached_tokens
-from planner.costs.serving import Estimates, Fit, Rows, Setting, fit, formats_of, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Estimates, Fit, Setting, fit, formats_of, price
 from planner.costs.step import Replica, pass_time
 from planner.plans.placement import Placement
 

@@ -12,7 +12,8 @@ from planner.costs import serving
 from planner.costs.collectives import Network
 from planner.costs.layers import Pass, Structure, causal_pairs
 from planner.costs.memory import Budget
-from planner.costs.serving import Estimates, Fit, Rows, Setting, fit, formats_of, price
+from planner.costs.rows import Rows
+from planner.costs.serving import Estimates, Fit, Setting, fit, formats_of, price
 from planner.costs.step import PassTime, Replica, pass_time
 from planner.plans.placement import Placement
 

@@ -9,12 +9,14 @@ from problems import problem
 from planner import NoPlanError, Request, Workload, load_machine, load_model, rank
 from planner.costs.layers import Structure
 from planner.costs.roofline import BOUNDS
-from planner.costs.serving import OTHERS, OWN, STEP, Rows, fit, itemise, price
+from planner.costs.rows import Rows, structure_of
+from planner.costs.serving import OTHERS, OWN, STEP, fit, itemise, price
 from planner.costs.terms import Terms
 from planner.costs.weights import matmul_parameters
 from planner.estimating import estimate_one
 from planner.explaining.breakdown import Breakdown, breakdown, floored, plan_of
 from planner.explaining.difference import brought_together, lines
+from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.pricing import price_all, setting_of
 from planner.units import GIB, MS
@@ -57,6 +59,59 @@ def test_terms_of_every_plan_add_up_to_its_times(block: int) -> None:
                     together = sum(term.parts[place] for term in terms.items.values())
                     off = np.abs(together - getattr(parts, bound)) / np.maximum(parts.total, 1e-30)
                     assert np.max(off) < EXACT, (seed, bound)
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_terms_of_every_layout_add_up_to_its_times(hidden: float, parallel: bool) -> None:
+    """... whatever part of its collectives runs while its products do."""
+    machine, engine = load_machine("tpu-v4", None)
+    assert engine.overlap is not None
+    engine = engine._replace(overlap=engine.overlap._replace(fraction=hidden) if hidden else None)
+    palm = load_model("palm-540b")
+    model = palm._replace(parallel_block=parallel, norm=palm.norm._replace(per_layer=1 if parallel else 2))
+    work = Workload(isl=1984, osl=64, concurrency=100, weights="int8", schedule="static")
+    request = Request(model, machine, engine, 64, work)
+    seen = set()
+    labels = (
+        "TP64/2d:4x16", "TP64/2d:4x16/wg-x", "TP64/batch/2d:4x4x4/wg-xy", "TP32xPP2/batch/batch/2d:4x8/wg-xyz",
+        "TP64/batch/1d/wg-xyz", "TP32xDP2/batch/2d:4x8", "TP64",
+    )  # fmt: skip
+    for label in labels:
+        plan = Plan.parse(label)
+        setting = setting_of(request, Placement.of(machine, 64), structure_of(plan))
+        rows = Rows.of_plans([plan], isl=work.isl, osl=work.osl, concurrency=[1, 100, 512])
+        fitted = fit(setting, rows, clip=False)
+        said, itemised = price(setting, rows, fitted), itemise(setting, rows, fitted)
+        assert np.array_equal(said.latency, itemised.latency)
+        for parts, terms in ((said.ttft_parts, itemised.ttft_parts), (said.tpot_parts, itemised.tpot_parts)):
+            assert isinstance(terms, Terms)
+            for place, bound in enumerate(BOUNDS):
+                together = sum(term.parts[place] for term in terms.items.values())
+                off = np.abs(together - getattr(parts, bound)) / np.maximum(parts.total, 1e-30)
+                assert np.max(off) < EXACT, (label, bound)
+        found = breakdown(request, plan, 60)
+        for times in (found.ttft, found.tpot):
+            assert sum(item.seconds for item in times.items) == pytest.approx(times.total, rel=EXACT)
+            seen |= {item.name for item in times.items}
+    assert {"weights", "inputs", "outputs", "norm sums", "heads to batch", "KV to all heads", "last rows"} <= seen
+
+
+def test_collectives_are_hidden_as_far_as_products_are_long_enough() -> None:
+    machine, engine = load_machine("tpu-v4", None)
+    assert engine.overlap is not None
+    work = Workload(isl=1984, osl=64, concurrency=64, weights="int8", schedule="static")
+    plan = Plan.parse("TP64/batch/2d:4x16")
+    times = {}
+    for hidden in (None, 0.5, 1.0):
+        software = engine._replace(overlap=hidden and engine.overlap._replace(fraction=hidden))
+        found = breakdown(Request(load_model("palm-540b"), machine, software, 64, work), plan, 64)
+        times[hidden] = {bound: sum(item.parts[bound] for item in found.tpot.items) for bound in BOUNDS}
+    whole, busy = times[None]["network"], times[None]["compute"] + times[None]["memory"]
+    assert times[1.0]["memory"] == pytest.approx(times[None]["memory"])
+    # what the ends of the model wait for is not hidden
+    assert whole - busy * 1.001 <= times[1.0]["network"] < times[0.5]["network"] < whole
+    assert whole - times[1.0]["network"] == pytest.approx(2 * (whole - times[0.5]["network"]))
 
 
 @pytest.mark.parametrize("seed", range(20))
