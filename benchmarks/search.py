@@ -56,17 +56,17 @@ def simulations() -> Iterator[str]:
             for _ in range(edits):
                 operator = int(rng.integers(len(problem.space)))
                 config = problem.draw(operator, rng)
-                begin = time.perf_counter()
+                begin = time.process_time()
                 simulation.change(operator, config)
-                middle = time.perf_counter()
+                middle = time.process_time()
                 if timed:
                     tasks += Simulation(problem.templates, tuple(simulation.strategy)).tasks
-                    full += time.perf_counter() - middle
+                    full += time.process_time() - middle
                     delta += middle - begin
-                begin = time.perf_counter()
+                begin = time.process_time()
                 if rng.random() < 0.9:
                     simulation.undo()
-                delta += (time.perf_counter() - begin) * timed
+                delta += (time.process_time() - begin) * timed
         full, delta = full / edits, delta / edits
         yield (
             f"{layers:>6} {gpus:>5} {tasks / edits:>6.0f} {1e3 * full:>8.2f} {1e3 * delta:>8.2f} {full / delta:>5.1f} "

@@ -57,6 +57,7 @@ HELPS = (
     "compare",
     "crossover",
     "search",
+    "diagnose",
     "show",
     "memory",
     "launch",
@@ -123,7 +124,7 @@ def test_options_that_the_pages_name_exist() -> None:
         offered |= set(launch.flags if (launch := catalog.load_engine(engine).launch) else ())
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
-            if re.search(r"\b(ruff|mypy|pip|pytest|vllm bench)\b", line):
+            if re.search(r"\b(ruff|mypy|pip|pytest|vllm bench|torchrun)\b", line):
                 continue
             unknown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", line)) - offered
             assert not unknown, f"{page.relative_to(ROOT)}: {line}"

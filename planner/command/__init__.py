@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "plans, hardware, engines or models side by side, and where their order flips",
     "crossover": "where the best plan changes along the load, the prompt or the chips",
     "search": "strategies beyond TP x PP x DP, operator by operator, against the best template",
+    "diagnose": "whether cutting the sequence pays: roofline, dependencies, crossover, checklist",
     "estimate": "price one given plan, or every row of a file",
     "sweep": "a ranking for every combination of models, chips, lengths and loads",
     "memory": "what each chip holds, and how much context and concurrency fit",

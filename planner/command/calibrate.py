@@ -20,9 +20,10 @@ from planner.plans.plan import Plan
 from planner.report import calibration as report
 from planner.report import tabular
 from planner.specs.benchmarks import ServingRun, kind_of, read_collectives, read_gemm, read_serving, where
-from planner.specs.catalog import ENGINES, HARDWARE, files_of, load_hardware, load_machine, merge, plain
+from planner.specs.catalog import ENGINES, HARDWARE, files_of, load_hardware, load_machine, plain
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
+from planner.specs.merging import merge
 from planner.specs.structure import validated
 
 Files = Annotated[

@@ -14,7 +14,18 @@ import typer
 from planner.command import COMMANDS, command_of
 from planner.command import options as opt
 from planner.points import CHOICES
-from planner.specs.catalog import ENGINES, GRAPHS, HARDWARE, MODELS, Family, names, other_names
+from planner.specs.catalog import (
+    DIFFUSION,
+    ENGINES,
+    FAMILIES,
+    GRAPHS,
+    HARDWARE,
+    MODELS,
+    SAMPLERS,
+    Family,
+    names,
+    other_names,
+)
 
 _BASH = """\
 # bash completion of plan; in ~/.bashrc: eval "$(plan completion bash)"
@@ -93,18 +104,20 @@ def _printed(candidate: Candidate, shell: str) -> str:
     return candidate.word.replace(":", r"\:") + ":" + candidate.about
 
 
-def _family(family: Family[Any]) -> Callable[[str], list[str]]:
+def _family(*families: Family[Any]) -> Callable[[str], list[str]]:
     """Names of files; where none of them begins so, also their other names, which takes reading the files."""
 
     def found(begun: str) -> list[str]:
-        stems = names(family)
-        return stems if any(stem.startswith(begun) for stem in stems) else other_names(family)
+        stems = sorted(name for family in families for name in names(family))
+        if any(stem.startswith(begun) for stem in stems):
+            return stems
+        return sorted(name for family in families for name in other_names(family))
 
     return found
 
 
 def _any_name(begun: str) -> list[str]:
-    return [name for family in (MODELS, HARDWARE, ENGINES) for name in _family(family)(begun)]
+    return [name for family in FAMILIES for name in _family(family)(begun)]
 
 
 def _words(allowed: Sequence[str]) -> tuple[str, ...]:
@@ -123,11 +136,11 @@ def _groups(_: str) -> Sequence[str]:
 
 
 VALUES: dict[str, Callable[[str], Iterable[str]]] = {
-    "--model": _family(MODELS),
-    "-m": _family(MODELS),
+    "--model": _family(MODELS, DIFFUSION),
+    "-m": _family(MODELS, DIFFUSION),
     "--hardware": _family(HARDWARE),
     "-H": _family(HARDWARE),
-    "--engine": _family(ENGINES),
+    "--engine": _family(ENGINES, SAMPLERS),
     "--graph": _family(GRAPHS),
     "--by": _groups,
     "--phase": _always(("decode", "prefill")),

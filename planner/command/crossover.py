@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from planner.command import diffusion
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.crossing import AXES, Axis, crossing
@@ -20,7 +21,8 @@ Vary = Annotated[
     typer.Option(
         "--vary",
         metavar="OPTION",
-        help="concurrency, isl, gpus, or tokens: the prompt tokens of one static batch, in whole prompts of --isl.",
+        help="concurrency, isl, gpus, or tokens: the prompt tokens of one static batch, in whole prompts of --isl; "
+        "of a diffusion transformer image, frames, steps or gpus.",
     ),
 ]
 Goal = Annotated[
@@ -46,6 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    context: typer.Context,
     model: opt.Model,
     vary: Vary = "concurrency",
     low: From = None,
@@ -82,6 +85,12 @@ def run(
     prefill_ffn: opt.PrefillFfn = None,
     grid: opt.Grid = None,
     slice_: opt.Slice = None,
+    image: opt.Image = None,
+    frames: opt.Frames = None,
+    steps: opt.Steps = None,
+    warmup: opt.Warmup = None,
+    exact: opt.Exact = False,
+    parallel_vae: opt.ParallelVae = False,
     csv: opt.Csv = None,
     json: opt.Json = None,
     no_header: opt.NoHeader = False,
@@ -93,6 +102,8 @@ def run(
     Weight-gathered layouts are looked at for decode steps too, which a ranking leaves out unless they are named.
     """
     opt.check_targets(csv, json, specs=(model, hardware, engine))
+    if diffusion.is_asked(context):
+        return diffusion.crossover(context)
     axis = _axis(vary)
     changed = {"--concurrency": (concurrency, ("concurrency", "tokens")), "--slice": (slice_, ("gpus",))}
     for name, (value, axes) in changed.items():

@@ -35,6 +35,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("a picture of latency against throughput", "-m llama3-70b --gpus 16 --plot tradeoff.svg"),
         Example("all of it as one page for a browser", "-m llama3-70b --gpus 16 --html report.html"),
         Example("every plan, for a script", "-m llama3-70b --csv - --top 0"),
+        Example("a diffusion transformer", "-m flux.1-dev --gpus 8 --image 2048 --steps 28"),
     ),
     "estimate": (
         Example("one plan", "estimate -m llama3-70b --plan TP8 --concurrency 64"),
@@ -79,6 +80,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "crossover": (
         Example("from which load on another plan leads", "crossover -m llama3-70b --gpus 8 --vary concurrency"),
+        Example("of an image model, from how many chips on", "crossover -m sd3 -H l40 --vary gpus"),
         Example(
             "from which batch on weights are gathered",
             "crossover -m palm-62b -H tpu-v4 --gpus 32 --tp 32\n--isl 1984 --osl 64 --vary tokens --to 1000000",
@@ -95,6 +97,11 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "search --graph two-towers -H h100-pairs --gpus 4\n--memory-limit 64MB",
         ),
     ),
+    "diagnose": (
+        Example("a prompt and a decode step, over all lengths", "diagnose -m llama3-70b --isl 8192"),
+        Example("a denoising step", "diagnose -m flux.1-dev --image 2048"),
+        Example("the roofline with the phases on it", "diagnose -m llama3-8b --plot roofline.svg"),
+    ),
     "launch": (
         Example("the line that starts a plan", "launch -m llama3-70b --plan TP8"),
         Example("two nodes, by address", "launch -m llama3-70b --plan TP8xPP2\n--hosts 10.0.0.1,10.0.0.2"),
@@ -109,6 +116,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "validate": (
         Example("memory, against the logs of engines", "validate --memory"),
         Example("serving runs, by engine and chip", "validate --serving --by engine,hardware"),
+        Example("diffusion transformers", "validate --diffusion"),
         Example("the largest errors, with their sources", "validate --kernels --worst 5"),
     ),
     "calibrate": (

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from planner.command import diffusion
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import InputError, NoPlanError
@@ -81,6 +82,11 @@ def run(
     ffn: opt.Ffn = None,
     prefill_ffn: opt.PrefillFfn = None,
     grid: opt.Grid = None,
+    image: opt.Image = None,
+    frames: opt.Frames = None,
+    steps: opt.Steps = None,
+    warmup: opt.Warmup = None,
+    parallel_vae: opt.ParallelVae = False,
     slice_: opt.Slice = None,
     csv: opt.Csv = None,
     json: opt.Json = None,
@@ -99,6 +105,8 @@ def run(
     opt.check_targets(csv, json, *files, specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     opt.check_pages(html, placement_svg)
+    if diffusion.is_asked(context):
+        return diffusion.explain(context)
     only = None if plan is None else Plan.parse(plan)
     limits = limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction)
     given = gpus if only is None or max_gpus is not None else gpus or only.chips

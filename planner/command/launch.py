@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from planner.command import diffusion
 from planner.command import options as opt
 from planner.errors import InputError
 from planner.launching import deployment
@@ -44,6 +45,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    context: typer.Context,
     model: opt.Model,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
@@ -66,6 +68,10 @@ def run(
     memory_limit: opt.MemoryLimit = None,
     memory_fraction: opt.MemoryFraction = None,
     slice_: opt.Slice = None,
+    image: opt.Image = None,
+    frames: opt.Frames = None,
+    steps: opt.Steps = None,
+    warmup: opt.Warmup = None,
     checkpoint: Checkpoint = None,
     hosts: Hosts = None,
     port: Port = None,
@@ -82,6 +88,8 @@ def run(
     What is printed is a shell script. Flags are those of the engine's documentation (`plan show vllm`).
     """
     opt.check_targets(csv, json, specs=(model, hardware, engine))
+    if diffusion.is_asked(context):
+        return diffusion.launch(context)
     if force and output is None:
         raise InputError("--force replaces files of --output DIR; give that too")
     chosen = _plan(plan, {"tp": tp, "pp": pp, "dp": dp}, attention)

@@ -63,6 +63,8 @@ def _print(listed: list[dict[str, Any]], columns: Sequence[Shown]) -> None:
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return significant(value, 4)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else tabular.cell(value)

@@ -183,6 +183,26 @@ Grid = Annotated[
     typer.Option("--grid", metavar="4x16,...", help="Chips of a group as X x YZ or X x Y x Z, for layouts beyond 1d."),
 ]
 PrefillFfn = Annotated[str | None, typer.Option("--prefill-ffn", metavar="LAYOUT", help="The same in prefill.")]
+Image = Annotated[
+    str | None, typer.Option("--image", metavar="PX|WxH", help="Diffusion: pixels of the image or video [the model's].")
+]
+Frames = Annotated[
+    int | None, typer.Option("--frames", metavar="N", help="Diffusion: frames of a video [the model's].")
+]
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="Diffusion: denoising steps [the model's].")]
+Warmup = Annotated[
+    int | None,
+    typer.Option("--warmup", metavar="N", help="Diffusion: first steps without stale activations [the engine's]."),
+]
+Cfg = Annotated[str | None, typer.Option("--cfg", metavar="1,2", help="Diffusion: halves of guidance on own chips.")]
+Ulysses = Annotated[str | None, typer.Option("--ulysses", metavar="N,...", help="Diffusion: Ulysses degrees.")]
+Ring = Annotated[str | None, typer.Option("--ring", metavar="N,...", help="Diffusion: ring attention degrees.")]
+PipeFusion = Annotated[str | None, typer.Option("--pipefusion", metavar="N,...", help="Diffusion: PipeFusion stages.")]
+Patches = Annotated[
+    str | None, typer.Option("--patches", metavar="N,...", help="Diffusion: patches of an image under PipeFusion.")
+]
+Exact = Annotated[bool, typer.Option("--exact", help="Diffusion: no plans that use stale activations.")]
+ParallelVae = Annotated[bool, typer.Option("--parallel-vae", help="Diffusion: all chips of a replica decode.")]
 Csv = Annotated[
     str | None, typer.Option("--csv", metavar="FILE|-", help="Write CSV; - is stdout, and nothing else goes there.")
 ]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.command import COMMANDS
+from planner.command import COMMANDS, diffusion
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import NoPlanError
@@ -72,6 +72,17 @@ def run(
     ffn: opt.Ffn = None,
     prefill_ffn: opt.PrefillFfn = None,
     grid: opt.Grid = None,
+    image: opt.Image = None,
+    frames: opt.Frames = None,
+    steps: opt.Steps = None,
+    warmup: opt.Warmup = None,
+    cfg: opt.Cfg = None,
+    ulysses: opt.Ulysses = None,
+    ring: opt.Ring = None,
+    pipefusion: opt.PipeFusion = None,
+    patches: opt.Patches = None,
+    exact: opt.Exact = False,
+    parallel_vae: opt.ParallelVae = False,
     slice_: opt.Slice = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Rows to show or write; 0 = all.")] = 10,
     csv: opt.Csv = None,
@@ -102,6 +113,8 @@ def run(
     opt.check_targets(csv, json, *files, specs=(model, hardware, engine, lengths))
     opt.check_plot(plot)
     opt.check_pages(html, placement_svg)
+    if diffusion.is_asked(context):
+        return diffusion.rank(context)
     limits = limits_of(max_ttft, max_tpot, max_latency, memory_limit, memory_fraction)
     if pareto and gpus is None and max_gpus is None:
         gpus = CHIPS  # a frontier is of the plans on some number of chips

@@ -47,6 +47,7 @@ GraphOption = Annotated[
     str | None,
     typer.Option("--graph", metavar="NAME|FILE", help="An operator graph of your own: a YAML file (docs/search.md)."),
 ]
+Gpus = Annotated[int, typer.Option("--gpus", "--chips", min=1, help="Chips there are.")]
 PhaseOption = Annotated[
     str, typer.Option("--phase", metavar="decode|prefill", help="Which pass: a decode step, or the prompts' prefill.")
 ]
@@ -103,9 +104,6 @@ Plot = Annotated[
 METHODS = ("auto", "exhaustive", "mcmc", "stages", "sharding")
 
 
-Chips = Annotated[int, typer.Option("--gpus", "--chips", min=1, help="Chips there are (and are paid for).")]
-
-
 def register(app: typer.Typer) -> None:
     """Adds the command."""
     app.command()(run)
@@ -116,7 +114,7 @@ def run(
     graph: GraphOption = None,
     hardware: opt.Hardware = "h100",
     engine: opt.Engine = None,
-    gpus: Chips = 8,
+    gpus: Gpus = 8,
     phase: PhaseOption = "decode",
     isl: opt.Isl = 1024,
     osl: opt.Osl = 256,

@@ -8,6 +8,7 @@ import typer
 
 from planner.command import options as opt
 from planner.errors import InputError
+from planner.evidence import diffusion as splits
 from planner.evidence import memory as starts
 from planner.evidence import rankings, validation
 from planner.report import evidence as report
@@ -17,6 +18,9 @@ Kernels = Annotated[bool, typer.Option("--kernels", help="Kernels and collective
 Memory = Annotated[bool, typer.Option("--memory", help="Memory and start-ups, against logs of engines.")]
 Serving = Annotated[bool, typer.Option("--serving", help="TPOT, TTFT and residence time, against serving runs.")]
 Published = Annotated[bool, typer.Option("--published", help="Latency and throughput tables that others published.")]
+Diffusion = Annotated[
+    bool, typer.Option("--diffusion", help="Speed-ups of diffusion transformers, and which split was the fastest.")
+]
 Ranking = Annotated[bool, typer.Option("--ranking", help="What taking the planner's choice costs; reports of plans.")]
 Worst = Annotated[
     int | None,
@@ -38,6 +42,7 @@ def run(
     memory: Memory = False,
     serving: Serving = False,
     published: Published = False,
+    diffusion: Diffusion = False,
     ranking: Ranking = False,
     worst: Worst = None,
     by: By = None,
@@ -57,13 +62,14 @@ def run(
     groups = None if by is None else opt.choices(by, "--by", validation.GROUPS)
     if groups is not None:  # TPOT and TTFT, ms and tokens/s do not belong into one mean
         groups = tuple(dict.fromkeys(groups if "check" in groups else ("check", *groups)))
-    asked = {"kernels": kernels, "memory": memory, "serving": serving, "published": published}
+    asked = {"kernels": kernels, "memory": memory, "serving": serving, "published": published, "diffusion": diffusion}
     everything = not (ranking or any(asked.values()))
     tables = [make() for name, make in validation.TABLES.items() if everything or asked[name]]
     started = starts.verdicts() if everything or memory else []
     said = validation.reports() if everything or ranking else []
     chosen = validation.choices() if said else []
-    tabular.write_rows(report.error_rows(tables, started, said, chosen), csv, json, not no_header)
+    fastest = splits.picks() if everything or diffusion else []
+    tabular.write_rows(report.error_rows(tables, started, said, chosen, fastest), csv, json, not no_header)
     if opt.is_piped(csv, json) or quiet:
         return
     for place, table in enumerate(tables):
@@ -77,6 +83,8 @@ def run(
             report.print_errors(table, view)
         if table.name == "memory":
             report.print_starts(started)
+        if table.name == "diffusion":
+            report.print_picks(fastest)
     if said:
         if tables:
             print()

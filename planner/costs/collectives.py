@@ -7,7 +7,7 @@ nccl-tests doc/PERFORMANCE.md for the factors, Pope et al. 2022 appendix A.1, th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from planner.costs.pnorm import pnorm
 from planner.costs.weights import Num
 from planner.errors import InputError
 from planner.plans.placement import Placement, TorusGroup
-from planner.specs.engine import CollectiveRule, Engine
+from planner.specs.engine import CollectiveRule
 from planner.specs.hardware import CollectiveKernel, CollectiveOp
 from planner.units import KIB, US
 
@@ -65,11 +65,30 @@ class Team(NamedTuple):
     """On a torus, where they are a part of a tensor-parallel group; none = the best box of so many chips."""
 
 
+class Software(Protocol):
+    """What of an engine decides collectives."""
+
+    @property
+    def name(self) -> str:
+        """Its name, for errors."""
+
+    @property
+    def collectives(self) -> tuple[CollectiveRule, ...]:
+        """Which kernel runs what; the first rule that fits counts."""
+
+
+class _Ruled(NamedTuple):
+    """An engine's name with rules of another's making."""
+
+    name: str
+    collectives: tuple[CollectiveRule, ...]
+
+
 class Network(NamedTuple):
     """A placement with the engine that uses it: prices transfers. Group sizes are few, so each is priced apart."""
 
     placement: Placement
-    engine: Engine
+    engine: Software
 
     def price(self, transfer: Transfer, groups: Groups) -> Num:
         """Seconds of a transfer's collectives, `times` of them, in groups of these sizes (one group a row)."""
@@ -79,7 +98,7 @@ class Network(NamedTuple):
     def preferring(self, op: CollectiveOp, kernel: str) -> Network:
         """The network whose engine runs an operation by this kernel wherever the hardware has it."""
         rules = (CollectiveRule(op, (kernel,)), *self.engine.collectives)
-        return self._replace(engine=self.engine._replace(collectives=rules))
+        return self._replace(engine=_Ruled(self.engine.name, rules))
 
     def seconds(self, op: str, ranks: Num, size: Num) -> Array:
         """Seconds of one collective; `ranks` and `size` are numbers or arrays that broadcast (see `over`)."""
@@ -121,6 +140,21 @@ class Network(NamedTuple):
         """
         level = min(int(crossing), len(self.placement.hardware.network) - 1)
         return self._on_level("send", level, Team(2), np.atleast_1d(np.asarray(size, dtype=float)))
+
+    def neighbours(self, size: float, stride: int, ranks: int) -> float:
+        """Seconds in which each of `ranks` ranks, `stride` chips apart, sends `size` bytes to the next one.
+
+        Where that leaves a domain, `stride` streams (one for each group beside this one) cross its boundary at once,
+        over all cards that it has, and none is faster than a chip's own port.
+        """
+        inner = float(self.send(size, 0)[0])
+        level = int(self.placement.span(np.asarray(ranks * stride)))
+        if level == 0 or self.placement.slice is not None:
+            return inner
+        network = self.placement.hardware.network
+        below = network[level - 1].chips or 1
+        share = 1.0 if network[level].nics_per_node is None else min(stride, below) / below
+        return max(inner, float(self.send(size * share, level)[0]))
 
     def least(self, op: str, groups: Groups, size: Num) -> Array:
         """Seconds that the wires alone want for a collective (see `over`): no latency, every wire at its full rate.

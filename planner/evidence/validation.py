@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.evidence import blocks, memory, picks, primitives, published, rankings, serving
+from planner.evidence import blocks, diffusion, memory, picks, primitives, published, rankings, serving
 from planner.evidence.comparison import Comparison, Summary, summary
 from planner.evidence.hosts import lay, transferred
 
@@ -72,11 +72,21 @@ def _published() -> Errors:
     return Errors("published", "Published latencies and throughputs", (("check", "part"),), published.comparisons())
 
 
+def _diffusion() -> Errors:
+    return Errors(
+        "diffusion",
+        "Published runs of diffusion transformers",
+        (("check", "part"), ("check", "hardware", "engine")),
+        diffusion.comparisons(),
+    )
+
+
 TABLES: dict[str, Callable[[], Errors]] = {
     "kernels": _kernels,
     "memory": _memory,
     "serving": _serving,
     "published": _published,
+    "diffusion": _diffusion,
 }
 """The tables of errors, by name."""
 

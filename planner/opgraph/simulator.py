@@ -281,7 +281,7 @@ class Simulation:
         redone = [task for _, tasks, _ in tails for task in tasks]
         self._undo = _Undo(
             operator, previous, own, outputs, closings, transfers, neighbours, made,
-            [len(tasks) for tasks in self._order], tails, [(task, self._ready[task], end[task]) for task in redone],
+            list(map(len, self._order)), tails, [(task, self._ready[task], end[task]) for task in redone],
             self.cost,
         )  # fmt: skip
         self.cost = self._again([task for task in redone if task not in gone] + made)
@@ -337,9 +337,9 @@ class Simulation:
         if undo is None:
             raise ValueError("no change to take back")
         self._undo = None
-        for lane, (tasks, times) in enumerate(zip(self._order, self._times, strict=True)):
-            kept = undo.lengths[lane]
-            del tasks[kept:], times[kept:]
+        for lane, (kept, now) in enumerate(zip(undo.lengths, map(len, self._order), strict=True)):
+            if now > kept:
+                del self._order[lane][kept:], self._times[lane][kept:]
         for lane, cut, ready_times in undo.tails:
             self._order[lane] += cut
             self._times[lane] += ready_times

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.evidence.comparison import Comparison
+from planner.evidence.diffusion import CLOSE, Pick
 from planner.evidence.memory import Verdict
 from planner.evidence.picks import Order
 from planner.evidence.rankings import Report
@@ -23,7 +24,11 @@ _KEEP = {"n": 5, "median": 4, "p90": 6, "worst": 3, "peer": 7}  # what a narrow 
 
 
 def error_rows(
-    tables: Sequence[Errors], starts: Sequence[Verdict], said: Sequence[Report], chosen: Sequence[Choices] = ()
+    tables: Sequence[Errors],
+    starts: Sequence[Verdict],
+    said: Sequence[Report],
+    chosen: Sequence[Choices] = (),
+    fastest: Sequence[Pick] = (),
 ) -> list[dict[str, Any]]:
     """Every comparison, start-up, report of a ranking and figure of a choice as CSV and JSON have them."""
     rows = [
@@ -46,6 +51,14 @@ def error_rows(
             source=each.source,
         )
         for each in said
+    ]  # fmt: skip
+    rows += [
+        _row(
+            table="diffusion", check="fastest split", case=each.case, hardware=each.hardware, model=each.model,
+            what=f"{each.chips} chips", unit="times", observed=" or ".join(each.best), predicted=1 + each.behind,
+            right=each.right, planner_says=each.chosen, source=each.source,
+        )
+        for each in fastest
     ]  # fmt: skip
     for each in chosen:
         figures = {
@@ -132,6 +145,20 @@ def print_starts(verdicts: Sequence[Verdict]) -> None:
     for each in verdicts:
         if not each.decidable:
             show(paragraphs([f"not decided: {each.case} {each.what} ({each.open_question})"]))
+
+
+def print_picks(found: Sequence[Pick]) -> None:
+    """Which split was the fastest, by reports and by the planner."""
+    right, close = sum(each.right for each in found), sum(each.right or each.behind < CLOSE for each in found)
+    text = (
+        f"Fastest split: {right} of {len(found)} as reported; in {close} the reported one is at most {CLOSE:.0%} "
+        "slower by the planner's word."
+    )
+    show(paragraphs([text]))
+    for each in found:
+        if not each.right:
+            words = f"{each.case}: {' or '.join(each.best)} reported, {each.chosen} chosen, {each.behind:.1%} apart"
+            show(paragraphs([f"differs: {words}"]))
 
 
 def print_ranking(choices: Sequence[Choices], tables: Order, said: Sequence[Report], unpriced: int) -> None:

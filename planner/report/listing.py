@@ -8,12 +8,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.costs.weights import active_parameters, published_parameters
-from planner.specs.catalog import ENGINES, HARDWARE, MODELS, load_engine, load_hardware, load_model, names
+from planner.diffusion.weights import parameters
+from planner.specs.catalog import (
+    DIFFUSION,
+    ENGINES,
+    HARDWARE,
+    MODELS,
+    SAMPLERS,
+    load_diffusion,
+    load_engine,
+    load_hardware,
+    load_model,
+    load_sampler,
+    names,
+)
 from planner.specs.dtypes import ACTIVATION_BYTES
 
 
 def models() -> list[dict[str, Any]]:
-    """Every model: shapes, derived counts, KV bytes per token in 16 bit."""
+    """Every model: shapes, derived counts, KV bytes per token in 16 bit; of diffusion transformers their backbone."""
     rows = []
     for name in names(MODELS):
         model = load_model(name)
@@ -30,9 +43,24 @@ def models() -> list[dict[str, Any]]:
                 "max_context": model.max_context,
                 "weights": model.weights,
                 "aliases": " ".join((*model.aliases, *model.hf_ids)),
+                "kind": "language",
             }
         )
-    return rows
+    for name in names(DIFFUSION):
+        shape = load_diffusion(name)
+        own = {
+            "name": shape.name,
+            "parameters": parameters(shape),
+            "active_parameters": parameters(shape),
+            "layers": shape.depth,
+            "hidden": shape.hidden,
+            "heads": shape.heads,
+            "weights": shape.weights,
+            "aliases": " ".join((*shape.aliases, *shape.hf_ids)),
+            "kind": "diffusion",
+        }
+        rows.append(dict.fromkeys(rows[0]) | own)
+    return sorted(rows, key=lambda row: str(row["name"]))
 
 
 def hardware() -> list[dict[str, Any]]:
@@ -74,9 +102,20 @@ def engines() -> list[dict[str, Any]]:
                 "attention": " ".join(engine.attention),
                 "memory_fraction": engine.memory.fraction,
                 "description": engine.description,
+                "kind": "language",
             }
         )
-    return rows
+    for name in names(SAMPLERS):
+        sampler = load_sampler(name)
+        own = {
+            "name": sampler.name,
+            "version": sampler.version,
+            "memory_fraction": sampler.memory.fraction,
+            "description": sampler.description,
+            "kind": "diffusion",
+        }
+        rows.append(dict.fromkeys(rows[0]) | own)
+    return sorted(rows, key=lambda row: str(row["name"]))
 
 
 def outline(value: Any, indent: int = 0) -> Iterator[str]:

@@ -16,21 +16,24 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import yaml
 
 from planner.errors import InputError, SpecError
+from planner.specs.diffusion import Diffusion
 from planner.specs.engine import Engine
 from planner.specs.hardware import Hardware
+from planner.specs.merging import merge
 from planner.specs.model import Model
 from planner.specs.opgraph import OperatorGraph
+from planner.specs.sampler import Sampler
 from planner.specs.structure import trusted, validated
 
-Spec = TypeVar("Spec", Model, Hardware, Engine, OperatorGraph)
+Spec = TypeVar("Spec", Model, Hardware, Engine, Diffusion, Sampler, OperatorGraph)
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACKAGE = Path(__file__).resolve().parent.parent
-_KERNEL = ("kernel", "op", "level", "algorithm")  # what makes two rows of a hardware file the same
 _LOADED: dict[tuple[str, str], Any] = {}
 _SOURCES: list[tuple[Path, Any]] = []  # which file each specification came from
 _TRUSTED: list[Any] = []  # specifications built from shipped files only
 _NAMES = re.compile(r"^(?:aliases|hf_ids):.*(?:\n[ -].*)*", re.MULTILINE)
 _VERSIONED = re.compile(r"(?P<base>.+?)-v?(?P<version>\d+(?:\.\d+)+)(?:[.-]?(?:post|rc|dev|a|b)\d*)*", re.IGNORECASE)
+_KIND = re.compile(r"^kind: *diffusion\b", re.MULTILINE)
 _SINCE = re.compile(r"^since: *['\"]?(\d[0-9.]*)", re.MULTILINE)
 _LARGEST = 4 * 2**20  # a specification is a few KiB; anything near this is another kind of file
 
@@ -41,12 +44,17 @@ class Family(NamedTuple, Generic[Spec]):
     noun: str
     folder: str
     kind: type[Spec]
+    diffusion: bool = False
+    """Whether its files say `kind: diffusion`; those of the other family in the same folder do not."""
 
 
 MODELS: Family[Model] = Family("model", "models", Model)
 HARDWARE: Family[Hardware] = Family("hardware", "hardware", Hardware)
 ENGINES: Family[Engine] = Family("engine", "engines", Engine)
 GRAPHS: Family[OperatorGraph] = Family("graph", "graphs", OperatorGraph)
+DIFFUSION: Family[Diffusion] = Family("diffusion model", "models", Diffusion, diffusion=True)
+SAMPLERS: Family[Sampler] = Family("diffusion engine", "engines", Sampler, diffusion=True)
+FAMILIES: tuple[Family[Any], ...] = (MODELS, DIFFUSION, HARDWARE, ENGINES, SAMPLERS)
 
 
 def load_model(name: str | Path) -> Model:
@@ -58,7 +66,27 @@ def load_model(name: str | Path) -> Model:
     return _load(MODELS, str(name))
 
 
-def load_hardware(name: str | Path, engine: Engine | None = None) -> Hardware:
+def load_diffusion(name: str | Path) -> Diffusion:
+    """A diffusion transformer by name, alias, Hugging Face id or path.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    return _load(DIFFUSION, str(name))
+
+
+def is_diffusion(name: str) -> bool:
+    """Whether a model's name or path is that of a diffusion transformer; of what there is not it is none."""
+    path = Path(name)
+    try:
+        if path.suffix in (".yaml", ".yml") or path.is_file():
+            return path.suffix != ".json" and _family_of_file(path) is DIFFUSION
+    except (InputError, OSError):
+        return False
+    return _path_of(MODELS, name) is None and _path_of(DIFFUSION, name) is not None
+
+
+def load_hardware(name: str | Path, engine: Engine | Sampler | None = None) -> Hardware:
     """Hardware by name, alias or path; with an engine, its overrides for this hardware are applied.
 
     Raises:
@@ -94,6 +122,15 @@ def load_graph(name: str | Path) -> OperatorGraph:
         InputError: as `load_model`.
     """
     return _load(GRAPHS, str(name))
+
+
+def load_sampler(name: str | Path) -> Sampler:
+    """An engine of diffusion transformers by name, alias or path.
+
+    Raises:
+        InputError: as `load_model`.
+    """
+    return _load(SAMPLERS, str(name))
 
 
 def load_machine(hardware: str | Path, engine: str | Path | None = None) -> tuple[Hardware, Engine]:
@@ -148,7 +185,7 @@ def other_names(family: Family[Any]) -> list[str]:
     return sorted({other for other, _ in _every_name(family)})
 
 
-def find(name: str, families: tuple[Family[Any], ...] = (MODELS, HARDWARE, ENGINES)) -> Family[Any]:
+def find(name: str, families: tuple[Family[Any], ...] = FAMILIES) -> Family[Any]:
     """The family in which a name is found first.
 
     Raises:
@@ -168,26 +205,28 @@ def _family_of_file(path: Path, seen: tuple[Path, ...] = ()) -> Family[Any]:
         for beside in (path.parent / base, path.parent / f"{base}.yaml"):
             if beside.is_file():
                 return _family_of_file(beside, (*seen, path))
-        for family in (MODELS, HARDWARE, ENGINES):
+        for family in FAMILIES:
             for shipped in _shipped(family).glob("*.yaml"):
-                if base.lower() in _other_names(shipped, shipped.read_text(encoding="utf-8")):
+                if base.lower() in _other_names(shipped, shipped.read_text("utf-8")) and _is_of(family, shipped):
                     return family
     if "chip" in raw or "network" in raw:
         return HARDWARE
     if "operators" in raw:
         return GRAPHS
+    if raw.get("kind") == "diffusion":
+        return SAMPLERS if "host" in raw or "methods" in raw else DIFFUSION
     return ENGINES if "scheduler" in raw or "host" in raw else MODELS
 
 
 def _load(family: Family[Spec], name: str) -> Spec:
-    if (family.folder, name) not in _LOADED:
+    if (family.noun, name) not in _LOADED:
         path, shipped = _locate(family, name)
         raw, trust = _extended(family, path, shipped)
-        built = _LOADED[family.folder, name] = _build(family, raw, path, trust)
+        built = _LOADED[family.noun, name] = _build(family, raw, path, trust)
         _SOURCES.append((path, built))
         if trust:
             _TRUSTED.append(built)
-    spec: Spec = _LOADED[family.folder, name]
+    spec: Spec = _LOADED[family.noun, name]
     return spec
 
 
@@ -202,7 +241,7 @@ def _locate(family: Family[Any], name: str) -> tuple[Path, bool]:
         return path, False
     found = _path_of(family, name)
     if found is None:
-        raise _unknown(name, (family,))
+        raise _other_kind(family, name) or _unknown(name, (family,))
     return found, found.is_relative_to(_shipped(family))
 
 
@@ -226,6 +265,8 @@ def _extended(
             raise SpecError(chain[0], "extends", f"goes in a circle over {path}")
         chain.append(path)
         raw = _imported(_read(path), path) if family is MODELS else _read(path)
+        if (raw.get("kind") == "diffusion") is not family.diffusion and not {"extends", "chip"} & raw.keys():
+            raise InputError(_KINDS.get((family.folder, family.diffusion), "").format(name=path))
         base = raw.pop("extends", None)
         layers.append(raw)
         if base is None:
@@ -245,40 +286,6 @@ def _extended(
         for name in (layer.get("name"), *(layer.get("aliases") or ())):
             merged = merge(merged, waiting.pop(str(name), {}), source)
     return merged, shipped
-
-
-def merge(base: dict[str, Any], over: dict[str, Any], file: str = "") -> dict[str, Any]:
-    """`over` laid on `base`: mappings are merged key by key, anything else is replaced.
-
-    Rows of a hardware file's `collectives` replace their like (same kernel, op, level and algorithm) and are added to
-    the rest; an engine's are rules in an order, and replaced whole. A source goes with the value that it stood for:
-    where `over` changes constants and does not say where they are from, they are `file`'s.
-    """
-    result = dict(base)
-    if isinstance(base.get("sources"), dict):
-        result["sources"] = {key: source for key, source in base["sources"].items() if key not in over}
-    for key, value in over.items():
-        if isinstance(value, dict) and isinstance(result.get(key), dict):
-            result[key] = merge(result[key], value, file)
-        elif key == "collectives" and _are_kernels(value) and _are_kernels(result.get(key)):
-            rows = {tuple(row[part] for part in _KERNEL): row for row in [*result[key], *value]}
-            result[key] = list(rows.values())
-        else:
-            result[key] = value
-    changed = {key for key in over if result[key] != base.get(key)}
-    if file and changed:
-        own = _own_source(base, changed, f"set in {file}")
-        result |= {key: value for key, value in own.items() if key not in over}
-    return result
-
-
-def _own_source(base: dict[str, Any], changed: set[str], source: str) -> dict[str, Any]:
-    """What takes the place of the source of `base`, if it has one, when these keys of it are changed."""
-    if isinstance(base.get("provenance"), dict):
-        return {"provenance": {"status": "assumed", "source": source}}
-    if "usd_per_chip_hour" in base and "usd_per_chip_hour" in changed:
-        return {"offer": source, "date": "undated", "source": source}
-    return {}
 
 
 def _imported(raw: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -301,7 +308,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def as_yaml(spec: Model | Hardware | Engine) -> str:
+def as_yaml(spec: Model | Hardware | Engine | Diffusion | Sampler) -> str:
     """A specification as the text of a file that loads to the same."""
     return str(yaml.safe_dump(plain(spec), sort_keys=False, allow_unicode=True, width=120, default_flow_style=None))
 
@@ -309,10 +316,6 @@ def as_yaml(spec: Model | Hardware | Engine) -> str:
 def file_text(content: dict[str, Any]) -> str:
     """A mapping as the text of a YAML file, keys in their order."""
     return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
-
-
-def _are_kernels(rows: Any) -> bool:
-    return isinstance(rows, list) and all(isinstance(row, dict) and set(_KERNEL) <= row.keys() for row in rows)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -370,9 +373,16 @@ def _files(family: Family[Any]) -> Iterator[tuple[Path, str]]:
                 text = path.read_text(encoding="utf-8")
                 if mixed and _family_of_file(path) is not family:
                     continue
+                if bool(_KIND.search(text)) is not family.diffusion:
+                    continue
             except (OSError, UnicodeDecodeError, InputError):
                 continue
             yield path, text
+
+
+def _is_of(family: Family[Any], path: Path) -> bool:
+    """Whether a file of a folder that two families share is one of this."""
+    return bool(_KIND.search(path.read_text(encoding="utf-8", errors="replace"))) is family.diffusion
 
 
 def _folders(family: Family[Any]) -> Iterator[tuple[Path, bool]]:
@@ -389,7 +399,7 @@ def _path_of(family: Family[Any], name: str) -> Path | None:
     """The file whose stem, alias or Hugging Face id this is; ids are compared without regard to case."""
     for folder, mixed in _folders(family):
         exact = folder / f"{name}.yaml"
-        if os.sep not in name and not mixed and exact.is_file():
+        if os.sep not in name and not mixed and exact.is_file() and _is_of(family, exact):
             return exact
     wanted = name.lower()
     for path, text in _files(family):
@@ -425,6 +435,21 @@ def _other_names(path: Path, text: str) -> list[str]:
         raw = {}
     lists = [names for names in raw.values() if isinstance(names, list)]
     return [str(name).lower() for name in (path.stem, *(name for names in lists for name in names))]
+
+
+def _other_kind(family: Family[Any], name: str) -> InputError | None:
+    """The error where a name is of the other family in the same folder; none where it is of none."""
+    others = [each for each in FAMILIES if each.folder == family.folder and each is not family]
+    wrong = any(_path_of(other, name) is not None for other in others)
+    return InputError(_KINDS[family.folder, family.diffusion].format(name=name)) if wrong else None
+
+
+_KINDS = {
+    ("models", False): "{name} is a diffusion transformer; plan, explain, crossover, launch, diagnose, show take one",
+    ("models", True): "{name} is a language model: expected a diffusion transformer (`plan models` lists both)",
+    ("engines", False): "{name} runs diffusion transformers, not language models; expected an engine such as vllm",
+    ("engines", True): "{name} serves language models; diffusion transformers run under xdit (`plan engines`)",
+}
 
 
 def _unknown(name: str, families: tuple[Family[Any], ...]) -> InputError:

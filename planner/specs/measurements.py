@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from planner.errors import InputError
-from planner.specs.catalog import MODELS, load_model, names
+from planner.specs.catalog import DIFFUSION, MODELS, load_diffusion, load_model, names
+from planner.specs.diffusion import Diffusion
 from planner.specs.model import Model
 
 FOLDER = Path(__file__).resolve().parent.parent / "evidence"
@@ -36,3 +37,13 @@ def measured_model(name: str) -> Model:
     """
     beside = FOLDER / "models" / f"{name}.yaml"
     return load_model(beside if beside.is_file() and name not in names(MODELS) else name)
+
+
+def measured_diffusion(name: str) -> Diffusion:
+    """The same of diffusion transformers.
+
+    Raises:
+        InputError: in neither.
+    """
+    beside = FOLDER / "models" / f"{name}.yaml"
+    return load_diffusion(beside if beside.is_file() and name not in names(DIFFUSION) else name)

@@ -28,6 +28,11 @@ CONTRACT = {
     "--quiet --debug --top --jobs": ("sweep",),
     "--vary --from --to --model --hardware --engine --gpus --isl --osl --concurrency --objective --tp --attention "
     "--ffn --grid --slice --csv --json --no-header --quiet --debug": ("crossover",),
+    "--image --frames --steps --warmup": ("rank", "explain", "launch", "diagnose", "crossover"),
+    "--cfg --ulysses --ring --pipefusion --patches --exact --parallel-vae": ("rank",),
+    "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "
+    "--debug": ("diagnose",),
+    "--diffusion": ("validate",),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
     "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --concurrency --weights --kv-cache "
@@ -56,6 +61,8 @@ CONTRACT = {
         "explain",
         "compare",
         "crossover",
+        "diagnose",
+        "validate",
         "launch",
         "calibrate",
         "search",
@@ -90,6 +97,7 @@ def test_every_command_word_runs() -> None:
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
     words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
+    words |= {"diagnose": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
         done = run(name, *words.get(name, ()))

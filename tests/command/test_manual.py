@@ -92,4 +92,4 @@ def test_help_is_not_slower_for_those_who_do_not_ask_for_it() -> None:
         "main(['-m', 'llama3-8b', '--csv', '-'])"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stderr
-    assert sorted(re.findall(r"planner\.command\.(\w+)", said)) == ["options", "question", "rank"]
+    assert sorted(re.findall(r"planner\.command\.(\w+)", said)) == ["diffusion", "options", "question", "rank"]

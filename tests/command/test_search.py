@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, run
+from helpers import run
+
+from planner.report.progress import Progress
 
 LECTURE = ("search", "--graph", "two-towers", "-H", "h100-pairs", "--gpus", 4, "--memory-limit", "64MB")
 SMALL = ("search", "-m", "llama3-8b", "--gpus", 4, "--layers", 2, "--budget", 200)
@@ -123,19 +121,13 @@ def test_what_cannot_be_searched(words: tuple[str, ...], status: int, said: str)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_ends_a_search_with_the_best_so_far(jobs: int) -> None:
-    words = [*map(str, SMALL[:-1]), "100000000", "--chains", "2", "--jobs", str(jobs)]
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "cli.py"), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "100"},
-    )
-    time.sleep(4)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
-    assert process.returncode == 0, err
-    assert "plan: interrupted: this is the best so far" in err
-    assert "Stopped early." in out
-    assert "Step: " in out
+def test_ctrl_c_ends_a_search_with_the_best_so_far(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(progress: Progress, failed: bool = False) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Progress, "advance", interrupt)
+    done = run(*SMALL[:-1], 100_000_000, "--chains", 2, "--jobs", jobs)
+    assert done.status == 0
+    assert done.err == "plan: interrupted: this is the best so far\n"
+    assert "Stopped early." in done.out
+    assert "Step: " in done.out

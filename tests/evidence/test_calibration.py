@@ -18,10 +18,11 @@ from planner.evidence.fabric import compared, fit_fabric, level_of
 from planner.evidence.serving import ServingPoint, predictions
 from planner.plans.placement import Placement
 from planner.specs.benchmarks import GemmRow, read_collectives, read_gemm
-from planner.specs.catalog import load_machine, merge, plain
+from planner.specs.catalog import load_machine, plain
 from planner.specs.engine import Engine
 from planner.specs.hardware import CollectiveKernel, Hardware, RankRow
 from planner.specs.measurements import measurements
+from planner.specs.merging import merge
 from planner.specs.nccl_tests import CollectiveRow, CollectiveRun
 from planner.specs.structure import validated
 from planner.units import US

@@ -31,7 +31,8 @@ def test_every_model_and_engine_of_a_case_can_be_read() -> None:
         if row["constants"]:
             assert load_engine(row["constants"]).name == row["constants"]
     beside = {path.stem for path in (FOLDER / "models").glob("*.yaml")}
-    assert beside <= {row["model"] for name in ("memory", "published") for row in measurements(name)}
+    tables = ("memory", "published", "diffusion", "diffusion_picks")
+    assert beside <= {row["model"] for name in tables for row in measurements(name)}
     assert not beside & set(names(MODELS))
 
 

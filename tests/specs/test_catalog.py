@@ -13,9 +13,10 @@ from helpers import CONFIGS, run
 
 from planner import InputError, SpecError, load_engine, load_hardware, load_machine, load_model
 from planner.specs import catalog
-from planner.specs.catalog import ENGINES, HARDWARE, MODELS
+from planner.specs.catalog import DIFFUSION, ENGINES, HARDWARE, MODELS
 from planner.specs.fields import Provenance
 from planner.specs.hardware import Price
+from planner.specs.merging import merge
 
 pytestmark = pytest.mark.usefixtures("fresh_catalog")
 
@@ -75,7 +76,9 @@ def test_find_tells_the_family_of_a_name() -> None:
 
 
 def test_names_are_sorted_and_complete() -> None:
-    assert catalog.names(MODELS) == sorted(path.stem for path in (CONFIGS / "models").glob("*.yaml"))
+    both = [*catalog.names(MODELS), *catalog.names(DIFFUSION)]
+    assert sorted(both) == sorted(path.stem for path in (CONFIGS / "models").glob("*.yaml"))
+    assert catalog.names(MODELS) == sorted(catalog.names(MODELS))
 
 
 def test_a_specification_is_read_once() -> None:
@@ -342,7 +345,7 @@ def test_a_file_without_a_suffix_is_a_file(tmp_path: Path) -> None:
 
 def test_merge_changes_neither_of_its_sides() -> None:
     base, over = {"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "e": 4}
-    assert catalog.merge(base, over) == {"a": {"b": 1, "c": 3}, "d": [1], "e": 4}
+    assert merge(base, over) == {"a": {"b": 1, "c": 3}, "d": [1], "e": 4}
     assert (base, over) == ({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"c": 3}, "e": 4})
 
 

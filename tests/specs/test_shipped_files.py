@@ -16,13 +16,14 @@ from planner import Hardware, Model, estimate, load_engine, load_hardware, load_
 from planner.costs.collectives import Network
 from planner.plans.placement import Placement
 from planner.specs import catalog
-from planner.specs.catalog import ENGINES, GRAPHS, HARDWARE, MODELS, Family, names
+from planner.specs.catalog import ENGINES, FAMILIES, GRAPHS, HARDWARE, MODELS, Family, names
 from planner.specs.dtypes import KV_CACHE, WEIGHTS
 from planner.specs.fields import Provenance
 from planner.specs.hardware import KINDS, LATENT_KINDS, STAND_INS
+from planner.specs.merging import merge
 from planner.specs.structure import trusted, validated
 
-FILES = [(family, name) for family in (MODELS, HARDWARE, ENGINES, GRAPHS) for name in names(family)]
+FILES = [(family, name) for family in (*FAMILIES, GRAPHS) for name in names(family)]
 PAIRS = list(product(names(HARDWARE), names(ENGINES)))
 of_every_file = pytest.mark.parametrize(("family", "name"), FILES, ids=[f"{f.folder}/{name}" for f, name in FILES])
 of_every_model = pytest.mark.parametrize("name", names(MODELS))
@@ -66,7 +67,7 @@ def written(folder: str, name: str) -> dict[str, Any]:
     below = {
         key: value for key, value in written(folder, base).items() if key not in ("aliases", "hf_ids", "published")
     }
-    return catalog.merge(below, raw)
+    return merge(below, raw)
 
 
 def provenances(value: Any, path: str = "") -> Iterator[tuple[str, Provenance]]:
@@ -109,9 +110,9 @@ def test_every_file_under_configs_belongs_to_a_family() -> None:
 
 
 def test_no_two_files_of_a_family_answer_to_the_same_name() -> None:
-    for family in (MODELS, HARDWARE, ENGINES):
+    for folder in {family.folder for family in FAMILIES}:
         taken: dict[str, str] = {}
-        for name in names(family):
+        for family, name in [(family, name) for family, name in FILES if family.folder == folder]:
             spec = catalog.load(family, name)
             for other in (name, *spec.aliases, *getattr(spec, "hf_ids", ())):
                 assert taken.setdefault(other.lower(), name) == name

@@ -1,0 +1,1 @@
+"""When cutting the sequence pays: the frameworks, for language models and for denoising steps."""
