@@ -128,7 +128,8 @@ def _spreads(model: Model, engine: Engine, tp: int) -> list[int]:
     if experts is None or engine.expert_parallel is None:
         return [1]
     sizes = [1, tp] if engine.expert_parallel == "group" else [ep for ep in range(1, tp + 1) if tp % ep == 0]
-    return [ep for ep in dict.fromkeys(sizes) if experts.routed % ep == 0]
+    held = experts.routed + (engine.exchange.redundant if engine.exchange else 0)
+    return [ep for ep in dict.fromkeys(sizes) if experts.routed % ep == 0 or held % ep == 0]
 
 
 def _groups(attention: str, tp: int) -> int:
