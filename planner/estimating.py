@@ -64,8 +64,11 @@ def estimate_one(options: Mapping[str, Any]) -> Results:
 
 def _estimated(table: Points) -> Results:
     parts: list[tuple[NDArray[np.intp], Results]] = []
-    for key, index in table.groups():
-        parts.append((index, _price_group(table, key, index)))
+    for key, whole in table.groups():
+        spread = np.nan_to_num(table.numbers["ep"][whole], nan=1.0) > 1  # rows with and without: other lists of work
+        for index in (whole[~spread], whole[spread]):
+            if len(index):
+                parts.append((index, _price_group(table, key, index)))
     if len(parts) == 1:
         return parts[0][1]
     joined = Results.joined([part for _, part in parts])

@@ -68,5 +68,5 @@ def count(
         if structure.attention == "data":  # outputs come to one rank of a group, of which all want them
             size = own.tokens * model.hidden * ACT
             transfers.append(Transfer("expert outputs of the group", "all_gather", size, axes="heads"))
-    operations += layers.end_operations(model, shard, work, formats)
-    return operations, transfers + layers.end_transfers(model, engine, shard, work, structure)
+    operations += layers.end_operations(model, shard, own, formats)
+    return operations, transfers + layers.end_transfers(model, engine, shard, own, structure)

@@ -180,9 +180,9 @@ def count(
     operations = attention_projections(model, shard, own, formats)
     operations += attention_operations(model, shard, own, formats, structure)
     operations += attention_elementwise(model, shard, own, formats)
-    operations += ffn_operations(model, shard, work, formats) + end_operations(model, shard, work, formats)
+    operations += ffn_operations(model, shard, work, formats) + end_operations(model, shard, own, formats)
     transfers = attention_transfers(model, shard, work, structure, formats, ffn=True)
-    return operations, transfers + end_transfers(model, engine, shard, work, structure)
+    return operations, transfers + end_transfers(model, engine, shard, own, structure)
 
 
 def gemm(
@@ -357,18 +357,15 @@ def end_operations(
     ]
 
 
-def end_transfers(
-    model: Model, engine: Engine, shard: Shard, work: Pass, structure: Structure | None = None
-) -> list[Transfer]:
-    """Behind the embedding and the head."""
+def end_transfers(model: Model, engine: Engine, shard: Shard, work: Pass, structure: Structure) -> list[Transfer]:
+    """Behind the embedding and the head; groups of data-parallel attention have both to themselves."""
+    axes = "heads" if structure.attention == "data" else "xyz"
     transfers = []
     if engine.embedding_all_reduce:
-        transfers.append(Transfer("embedding all-reduce", "all_reduce", work.tokens * model.hidden * ACT, "first"))
-    if structure is not None and structure.attention == "data":  # the vocabulary is over all ranks, rows over groups
-        rows = work.logits * model.hidden * ACT
-        transfers.append(Transfer("rows of all groups", "all_gather", rows, "last"))
-    logits = work.logits * shard.vocab * shard.tp * ACT
-    return [*transfers, Transfer("logits all-gather", "all_gather", logits, "last")]
+        reduced = work.tokens * model.hidden * ACT
+        transfers.append(Transfer("embedding all-reduce", "all_reduce", reduced, "first", axes=axes))
+    logits = work.logits * shard.vocab * shard.attention_tp * ACT
+    return [*transfers, Transfer("logits all-gather", "all_gather", logits, "last", axes=axes)]
 
 
 def attention_transfers(

@@ -136,9 +136,9 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     stages = replica.stages
     layer, first, last = _segments(replica, work)
     own = replica.engine.host
-    host = replica.term(
-        "host", Parts(overhead=(own.step_us + own.per_sequence_us * work.requests) * US * np.ones_like(stages.pp))
-    )
+    groups = 1 if replica.attention_dp is None else replica.attention_dp  # each has a scheduler of its own
+    seconds = (own.step_us + own.per_sequence_us * work.requests / groups) * US
+    host = replica.term("host", Parts(overhead=seconds * np.ones_like(stages.pp)))
     alone = stages.pp == 1
     stage_first = _settle(replica.hardware, layer.first + first + last * alone) + host
     if np.all(alone):

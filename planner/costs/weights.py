@@ -75,7 +75,7 @@ class Shard(NamedTuple):
         KV heads and their projections are replicated once tp exceeds their number; the vocabulary is padded to
         `vocabulary_multiple` and then to the ranks, an expert's width on a rank to `expert_multiple`. Query heads
         and the hidden width divide by rule (`plans.rules`). With `attention_dp` the group's ranks form so many
-        smaller ones, each with all heads of its own requests.
+        smaller ones, each with all heads of its own requests and the whole vocabulary.
 
         Where X divides the model's width the heads' columns are stored over the other YZ ranks; attention over heads
         divides them over all. With `head_padding` they are padded to all ranks if no more than half as many again are
@@ -101,7 +101,7 @@ class Shard(NamedTuple):
             attention_tp=over,
             ffn=np.ceil(model.ffn.hidden / ffn_tp),
             ffn_tp=ffn_tp,
-            vocab=np.ceil(padded / tp),
+            vocab=np.ceil(padded / over),
             expert=np.ceil(expert / expert_multiple) * expert_multiple,
             x=x,
             y=y,

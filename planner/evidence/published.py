@@ -1,13 +1,16 @@
-"""Published end-to-end figures of dense models against the model's word on the same deployment.
+"""Published end-to-end figures, of dense models and of experts, against the model's word on the same deployment.
 
 `published.csv` holds one figure a row, with its conditions, grade and source. Grade A: all conditions are stated or
 follow from the script that ran; B: one is implied, the note says which. `metric` names a result column (METRICS says
 which): `latency` is a batch from its prompts to its last token, `tokens_per_s` counts output tokens of all chips,
-`tokens_per_s_per_gpu` those of one. A static row prefills and decodes its whole batch together.
+`tokens_per_s_per_gpu` those of one. A static row prefills and decodes its whole batch together. Tokens per second and
+node of units that only prefill or only decode are carried as the time of that pass (`ttft`, `tpot`): the tokens of a
+node's chips over the rate, the figure itself in the note.
 
 Constants of the engines `fastertransformer`, `gpt-fast`, `trtllm-0.*`, `vllm-rocm*` and `vllm-v0` were fitted to these
 rows: to those that `part` calls fitted, by least squares of log(predicted / observed) with a soft L1 loss beyond 10 %,
-in one fit per engine over all its models at once. No constant belongs to a model. Each engine file says which of its
+in one fit per engine over all its models at once; what `trtllm-0.9` and `vllm` have of experts' kernels and `sglang-ep`
+of two-batch overlap likewise, one constant each. No constant belongs to a model. Each engine file says which of its
 constants were free; residuals there are mean errors on all rows of the engine and chip.
 """
 
@@ -35,8 +38,8 @@ METRICS = {
 """The result column that each metric is compared with."""
 LOWER_IS_BETTER = frozenset(("latency", "ttft", "tpot"))
 _OPTIONS = (
-    "hardware", "engine", "weights", "kv_cache", "schedule", "tp", "pp", "dp", "ep", "isl", "osl", "max_context",
-    "concurrency",
+    "hardware", "engine", "weights", "kv_cache", "schedule", "arrivals", "tp", "pp", "dp", "ep", "isl", "osl",
+    "max_context", "concurrency",
 )  # fmt: skip
 _CONDITION = ("engine", "hardware", "model", "weights")
 
@@ -53,7 +56,6 @@ LEFT_OUT = (
     LeftOut("FasterTransformer, bert_guide", "forward of a 6B encoder", "attention sees both ways; no decoder"),
     LeftOut("FasterTransformer, gpt_guide", "Megatron-LM column", "an eager baseline, no engine of ours"),
     LeftOut("gpt-fast", "achieved GB/s", "the tokens/s of the same runs times the bytes of the weights"),
-    LeftOut("TensorRT-LLM 0.9", "Mixtral 8x7B", "experts are not priced"),
     LeftOut("TensorRT-LLM 0.14, 0.20, 1.0, 1.2", "highest throughput", "how many requests ran is not stated"),
     LeftOut("Shift Parallelism", "SP8 and mixed rows, highest throughput", "sequence parallelism; load not stated"),
     LeftOut("ROCm vLLM", "throughput of thousands of prompts", "requests queue; whether input counts is not stated"),
@@ -66,9 +68,16 @@ LEFT_OUT = (
     LeftOut("transformers-bloom-inference, Gaudi blog", "BLOOM on DeepSpeed", "no engine of ours launches so"),
     LeftOut("LMDeploy, MLC, llama.cpp, exllama", "all", "no engine of ours has their kernels"),
     LeftOut("Splitwise, MLC's vLLM column", "vLLM of 2023", "bound by launches from Python; no constants for it"),
+    LeftOut("GPUStack", "all", "a thousand prompts of all lengths at once; how many ran together is not stated"),
+    LeftOut("InferenceX", "Qwen3.5, DeepSeek-V3.2, GLM-5", "linear or sparse attention, which is not priced"),
+    LeftOut("SGLang cookbook", "all", "lengths are drawn from a range, and its ends are not stated"),
     LeftOut(
-        "InferenceX, GPUStack, SGLang cookbook and others", "all", "experts, latent or linear attention, or no load"
+        "dstack", "gpt-oss on a prefill and three decode workers", "workers that share a queue; answers end freely"
     ),
+    LeftOut("TensorRT-LLM blogs and 5929", "DeepSeek-R1 on B200", "nvfp4 is not a dtype of ours"),
+    LeftOut("SGLang pipelines", "128k prompts on H20", "a board with 141 GB, and a context beyond the model's own"),
+    LeftOut("SGLang 14194", "Kimi-K2 on H20 with 141 GB", "the board is not in the catalogue"),
+    LeftOut("DeepSeek-V3 AWQ", "8 H100 or H200", "which of the two is not stated"),
     LeftOut("Pope et al. 2022", "curves of its figures", "read off by eye; MT-NLG on TPU: its batch is not stated"),
     LeftOut("MLPerf, AWS Neuron, ml-engineering", "all", "rules of attribution or share-alike licences"),
 )

@@ -58,7 +58,7 @@ def tp_allowed(
             return f"does not divide the {what}'s {width}"
     multiple = engine.vocabulary_multiple
     padded = -(-model.vocab // multiple) * multiple
-    if multiple > 1 and padded % tp:
+    if multiple > 1 and padded % (tp // groups):  # groups of data-parallel attention have all of it each
         return f"does not divide the vocabulary padded to {padded}"
     return _misaligned(model, engine, tp, weights or model.weights, groups, ep)
 
@@ -204,9 +204,12 @@ def _experts(model: Model, engine: Engine, plan: Plan) -> str | None:
     if engine.expert_parallel is None:
         return f"ep {plan.ep}: engine {engine.name} divides every expert over all ranks; ep 1"
     ranks, routed = plan.tp * plan.cp, model.experts.routed
+    held = routed + (engine.exchange.redundant if engine.exchange else 0)
     if engine.expert_parallel == "group" and plan.ep != ranks:
         return f"ep {plan.ep}: engine {engine.name} spreads experts over all {ranks} ranks of a group; ep {ranks} or 1"
     for whole, what in ((ranks, "ranks of a stage"), (routed, "experts")):
+        if what == "experts" and held % plan.ep == 0:
+            continue  # copies of popular experts fill the ranks
         if whole % plan.ep:
             valid = [ep for ep in range(1, whole + 1) if whole % ep == 0]
             return f"ep {plan.ep} does not divide the {whole} {what}; nearest valid: {_near(plan.ep, valid)}"

@@ -153,10 +153,15 @@ def _spreads(model: Model, engine: Engine, placement: Placement, tp: int) -> lis
     experts = model.experts
     if experts is None or engine.expert_parallel is None:
         return [1]
+    held = experts.routed + (engine.exchange.redundant if engine.exchange else 0)
+
+    def divides(ep: int) -> bool:
+        return experts.routed % ep == 0 or held % ep == 0
+
     if engine.expert_parallel == "group":
-        return [ep for ep in dict.fromkeys((1, tp)) if experts.routed % ep == 0]
+        return [ep for ep in dict.fromkeys((1, tp)) if divides(ep)]
     domain = placement.hardware.domain or tp
-    fitting = [ep for ep in range(1, tp + 1) if tp % ep == 0 and experts.routed % ep == 0]
+    fitting = [ep for ep in range(1, tp + 1) if tp % ep == 0 and divides(ep)]
     inside = [ep for ep in fitting if ep <= domain]
     return list(dict.fromkeys((1, inside[-1], fitting[-1])))
 

@@ -33,7 +33,7 @@ def test_every_report_is_carried_with_its_source_and_is_either_priced_or_has_a_r
         assert row["column"] in COLUMNS
         assert Plan.parse(row["plan_a"]) != Plan.parse(row["plan_b"])
     assert len(REPORTS) + len(unpriced()) == 28
-    assert len(REPORTS) >= 8
+    assert len(REPORTS) >= 10
     assert all(each.reason and each.what and each.source for each in unpriced())
 
 
@@ -79,12 +79,32 @@ def test_a_report_of_which_nothing_can_run_is_named() -> None:
 
 
 def test_published_groups_are_ordered_as_measured() -> None:
-    """Pairs more than a tenth apart; TP8xPP3 of 530B at 256 requests may be the one that is not."""
+    """Pairs more than a tenth apart; TP8xPP3 of 530B at 256 requests may be the one that is not, without experts."""
     assert len(PAIRS) >= 200
     assert all(pair.observed > 1 + APART for pair in PAIRS)
-    assert share_right(PAIRS) >= 0.99
-    wrong = [pair for pair in PAIRS if not pair.right]
-    assert {pair.group for pair in wrong} <= {"FT-mt-nlg-530b-fp16-60/20-b256"}
+    dense = [pair for pair in PAIRS if measured_model(pair.better.model).experts is None]
+    assert share_right(dense) >= 0.99
+    assert {pair.group for pair in dense if not pair.right} <= {"FT-mt-nlg-530b-fp16-60/20-b256"}
+
+
+def test_published_groups_with_experts_are_ordered_as_measured_but_where_it_is_known_why_not() -> None:
+    """Thin slices of experts (DeepSeek over 8 ranks) cost more than is counted; a folder's first tokens are not met."""
+    experts = [pair for pair in PAIRS if measured_model(pair.better.model).experts]
+    assert len(experts) == 14
+    wrong = {(pair.group, pair.better.check.rsplit(": ")[-1]) for pair in experts if not pair.right}
+    assert wrong <= {
+        ("MOE-TRTEP-deepseek-r1-h200-1600/600-b8", "tpot"),
+        *((f"MOE-INFXWIP-2048-b{batch}", "ttft") for batch in (4, 8, 16)),
+    }
+
+
+def test_experts_whole_or_by_width_and_attention_for_own_requests_are_ordered_as_reported() -> None:
+    """SGLang on eight H200: experts whole 5 % ahead at load; data-parallel attention behind at little load."""
+    whole = REPORTS["P13"]
+    assert whole.predicted == pytest.approx(whole.observed, rel=0.05)
+    apart = REPORTS["P21"]
+    assert apart.predicted is not None
+    assert apart.predicted > 1.1
 
 
 def test_tensor_against_pipeline_parallelism_across_nodes_is_ordered_as_measured() -> None:
