@@ -52,4 +52,4 @@ def test_an_engine_says_what_it_stands_on_or_is_a_bound(name: str) -> None:
         assert name in {"ideal", "lecture"}
     else:
         assert set(engine.calibrated.hardware) <= set(names(HARDWARE))
-        assert engine.host.provenance.status == "fitted" or name in {"jetstream", "gpt-fast", "pope"}
+        assert engine.host.provenance.status == "fitted" or name in {"jetstream", "gpt-fast", "pope", "sglang-ep"}

@@ -281,7 +281,8 @@ def test_data_parallel_attention_shares_out_kv_heads() -> None:
     """Llama-70B at TP8 in two groups: two KV heads on a chip, half of the requests each, as many tokens together."""
     two = start("llama3-70b", 8, attention_dp=2)
     assert kv_of(two) == 2 * kv_of(start("llama3-70b", 8))
-    assert two.capacity_tokens == pytest.approx(start("llama3-70b", 8).capacity_tokens, rel=0.06)
+    # embedding and head are a group's own, and so twice as large on a chip
+    assert two.capacity_tokens == pytest.approx(start("llama3-70b", 8).capacity_tokens, rel=0.08)
     assert start("llama3-70b", 16, attention_dp=2).capacity_tokens > 1.8 * start("llama3-70b", 16).capacity_tokens
 
 

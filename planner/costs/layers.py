@@ -414,7 +414,8 @@ def _along_sequence(model: Model, shard: Shard, work: Pass, structure: Structure
     by which parts are merged (one exchange, as vLLM's decode context parallelism and Helix do).
     """
     own = work if structure.attention != "data" else work.divided(shard.attention_dp)
-    rows, gathered, attention = own.decode_rows, shard.decode_heads, model.attention
+    rows = np.maximum(own.decode_rows, 0.0)  # a mean load below one request leaves none to ride along
+    gathered, attention = shard.decode_heads, model.attention
     latent, dh = attention.latent, attention.head_dim
     query, value = (dh, dh) if latent is None else (latent.cached, latent.kv_rank)
     token = 2 * dh * shard.kv_heads if latent is None else latent.cached

