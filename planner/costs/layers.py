@@ -429,6 +429,6 @@ def _along_sequence(model: Model, shard: Shard, work: Pass, structure: Structure
         written = own.tokens * token * ACT * apart
         transfers.append(Transfer("keys and values to their tokens' ranks", "all_to_all", written, axes="sequence"))
     if np.any(own.prefill_prior):  # what is cached of a prompt lies on all of them, and its heads want all tokens
-        read = own.prefill_prior * token * formats.kv.bytes
+        read = np.maximum(own.prefill_prior, 0.0) * token * formats.kv.bytes  # rows without a full chunk have none
         transfers.append(Transfer("cached prompts from along the sequence", "all_gather", read, axes="sequence"))
     return transfers
