@@ -16,7 +16,8 @@ from planner.opgraph.cluster import Cluster, kind_of
 from planner.opgraph.comparing import chip_room
 from planner.opgraph.graph import from_file
 from planner.opgraph.machine import Machine
-from planner.opgraph.searching import Problem, chains_of, exhaustive
+from planner.opgraph.problem import Problem
+from planner.opgraph.searching import chains_of, exhaustive
 from planner.opgraph.sharding import Options, View, ilp
 from planner.opgraph.simulator import Simulation
 from planner.opgraph.strategies import template
@@ -88,7 +89,7 @@ def chains() -> Iterator[str]:
                 if chain.best_cost < best.cost * (1 + 1e-9):
                     hits += 1
                     found.append(chain.found_at)
-                    distinct.append(len(chain.distinct))
+                    distinct.append(len(chain.known))
         yield (
             f"beta = 1 / {share} ms: {hits} of 60 chains within 1000 evaluations, half of them by "
             f"{np.median(found):.0f}, the last at {max(found)}; {min(distinct)} to {max(distinct)} strategies seen"

@@ -15,6 +15,7 @@ timeline, whatever way it is computed:
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf, prod
 from typing import NamedTuple
@@ -113,11 +114,8 @@ class Templates:
 class _Undo(NamedTuple):
     """What `Simulation.change` has replaced."""
 
-    operator: int
-    config: Config
-    own: list[int]
-    outputs: list[int]
-    closings: list[int]
+    operators: list[tuple[int, Config, list[int], list[int], list[int]]]
+    """(operator, configuration, own tasks, outputs, closings) of each that was changed."""
     transfers: dict[tuple[int, int], list[int]]
     neighbours: list[tuple[int, list[int], list[int]]]
     made: list[int]
@@ -254,21 +252,32 @@ class Simulation:
         return max(free, default=0.0)
 
     def change(self, operator: int, config: Config) -> float:
-        """Algorithm 2: gives an operator another configuration; `undo` takes the last change back.
+        """`change_all` of one operator."""
+        return self.change_all({operator: config})
+
+    def change_all(self, changes: Mapping[int, Config]) -> float:
+        """Algorithm 2: gives operators other configurations; `undo` takes the last such change back.
 
         Returns:
             Seconds until the last task ends.
         """
         self._settle()
         graph, end = self.graph, self._end
-        inputs = graph.operators[operator].inputs
-        edges = [(operator, place) for place in range(len(inputs))] + list(graph.readers[operator])
-        own, outputs, closings = self._own[operator], self._outputs[operator], self._closings[operator]
+        edges: dict[tuple[int, int], None] = {}
+        changed, gone = [], set[int]()
+        for operator in changes:
+            own, closings = self._own[operator], self._closings[operator]
+            changed.append((operator, self.strategy[operator], own, self._outputs[operator], closings))
+            gone.update(own, closings)
+            edges.update(((operator, place), None) for place in range(len(graph.operators[operator].inputs)))
+            edges.update((edge, None) for edge in graph.readers[operator])
         transfers = {edge: self._transfers[edge] for edge in edges}
-        gone = set(own).union(closings, *transfers.values())
-        neighbours = self._detach(operator, gone)
-        previous, self.strategy[operator] = self.strategy[operator], config
-        made = self._make(operator)
+        gone.update(*transfers.values())
+        neighbours = self._detach(edges, gone)
+        made: list[int] = []
+        for operator, config in changes.items():
+            self.strategy[operator] = config
+            made += self._make(operator)
         for edge in edges:
             made += self._join(*edge)
         self._lanes()
@@ -280,19 +289,20 @@ class Simulation:
         tails = self._cut(first)
         redone = [task for _, tasks, _ in tails for task in tasks]
         self._undo = _Undo(
-            operator, previous, own, outputs, closings, transfers, neighbours, made,
+            changed, transfers, neighbours, made,
             list(map(len, self._order)), tails, [(task, self._ready[task], end[task]) for task in redone],
             self.cost,
         )  # fmt: skip
         self.cost = self._again([task for task in redone if task not in gone] + made)
         return self.cost
 
-    def _detach(self, operator: int, gone: set[int]) -> list[tuple[int, list[int], list[int]]]:
+    def _detach(self, edges: Iterable[tuple[int, int]], gone: set[int]) -> list[tuple[int, list[int], list[int]]]:
         """Takes tasks that go away out of the lists of their neighbours; (neighbour, its lists as they were)."""
-        near = {task for edge in self.graph.operators[operator].inputs for task in self._outputs[edge.source]}
-        near.update(task for reader, _ in self.graph.readers[operator] for task in self._own[reader])
+        near: set[int] = set()
+        for reader, place in edges:
+            near.update(self._outputs[self.graph.operators[reader].inputs[place].source], self._own[reader])
         neighbours = []
-        for task in near:
+        for task in near - gone:
             before, after = self._before[task], self._after[task]
             neighbours.append((task, before, after))
             self._before[task] = [other for other in before if other not in gone]
@@ -347,10 +357,9 @@ class Simulation:
             self._ready[task], self._end[task] = ready, end
         for task, before, after in undo.neighbours:
             self._before[task], self._after[task] = before, after
-        operator = undo.operator
-        self.strategy[operator] = undo.config
-        self._own[operator], self._outputs[operator] = undo.own, undo.outputs
-        self._closings[operator] = undo.closings
+        for operator, config, own, outputs, closings in undo.operators:
+            self.strategy[operator] = config
+            self._own[operator], self._outputs[operator], self._closings[operator] = own, outputs, closings
         self._transfers.update(undo.transfers)
         self._free += undo.made
         self.cost = undo.cost
@@ -358,7 +367,8 @@ class Simulation:
     def _settle(self) -> None:
         """Gives the numbers of tasks that went away with the last change to new ones."""
         if self._undo is not None:
-            self._free += self._undo.own + self._undo.closings
+            for _, _, own, _, closings in self._undo.operators:
+                self._free += own + closings
             for tasks in self._undo.transfers.values():
                 self._free += tasks
             self._undo = None

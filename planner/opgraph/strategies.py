@@ -68,14 +68,15 @@ def blocks(operator: Operator, machine: Machine) -> list[Config]:
     found = []
     for degrees in splits(operator, machine.devices):
         tasks = prod(degrees)
-        if machine.devices % tasks or not _has_collective(operator, degrees, machine):
+        if machine.devices % tasks or not has_collective(operator, degrees, machine):
             continue
         for first in range(0, machine.devices - tasks + 1, tasks):
             found.append(Config(degrees, tuple(range(first, first + tasks))))
     return found
 
 
-def _has_collective(operator: Operator, degrees: Degrees, machine: Machine) -> bool:
+def has_collective(operator: Operator, degrees: Degrees, machine: Machine) -> bool:
+    """Whether the groups that close what is split so can run their collective: on a torus they must form boxes."""
     ways = prod(degrees[index] for index in operator.closed)
     torus = machine.placement.torus_groups
     return ways == 1 or not torus or ways in torus
@@ -83,7 +84,7 @@ def _has_collective(operator: Operator, degrees: Degrees, machine: Machine) -> b
 
 def anywhere(operator: Operator, machine: Machine, rng: np.random.Generator) -> Config:
     """A configuration drawn evenly from all splits, its tasks on different devices drawn evenly."""
-    possible = [degrees for degrees in splits(operator, machine.devices) if _has_collective(operator, degrees, machine)]
+    possible = [degrees for degrees in splits(operator, machine.devices) if has_collective(operator, degrees, machine)]
     degrees = possible[int(rng.integers(len(possible)))]
     return Config(degrees, tuple(int(device) for device in rng.permutation(machine.devices)[: prod(degrees)]))
 

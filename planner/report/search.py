@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.opgraph.comparing import Comparison, Spent
 from planner.opgraph.graph import Operator
-from planner.opgraph.searching import Devices
+from planner.opgraph.problem import Devices
 from planner.opgraph.strategies import Config, shown
 from planner.report.figures import plural, short
 from planner.report.table import Column, Row, lay_out, paragraphs, show, width

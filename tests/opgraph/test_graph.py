@@ -15,7 +15,7 @@ from planner.errors import InputError, SpecError
 from planner.opgraph.comparing import graph_problem, model_problem
 from planner.opgraph.graph import from_file
 from planner.opgraph.machine import Machine
-from planner.opgraph.searching import Problem
+from planner.opgraph.problem import Problem
 from planner.opgraph.strategies import splits, template
 from planner.opgraph.transformer import Load, from_model
 from planner.specs.catalog import load_graph, load_machine, load_model

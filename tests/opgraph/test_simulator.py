@@ -14,7 +14,7 @@ from planner.costs.serving import formats_of
 from planner.costs.step import Replica, pass_time
 from planner.opgraph.graph import Dim, Edge
 from planner.opgraph.machine import Machine
-from planner.opgraph.searching import Problem
+from planner.opgraph.problem import Problem
 from planner.opgraph.simulator import Simulation
 from planner.opgraph.strategies import Config, blocks, coordinates, pieces, template, tensor_parallel
 from planner.opgraph.transformer import Load, from_model
