@@ -138,13 +138,23 @@ def test_links_and_shared_cards() -> None:
     assert four.transfer(1, 0, 1.0)[0] != fast[0]
 
 
-MODELS = (("llama3-8b", "h100"), ("llama3-70b", "h100"), ("palm-62b", "h200"), ("qwen2.5-7b", "b200"))
+DENSE = ((1, 1, 1, 1), (4, 2, 2, 1), (2, 4, 2, 1), (1, 1, 4, 1))
+SPREAD = ((2, 1, 1, 1), (4, 2, 2, 4), (8, 1, 2, 8))
+MODELS = (
+    ("llama3-8b", "h100", DENSE),
+    ("palm-62b", "h200", DENSE),
+    ("qwen2.5-7b", "b200", DENSE),
+    ("mixtral-8x7b", "h100", SPREAD),
+    ("deepseek-v3", "h200", SPREAD),  # latent attention, three dense layers before those with experts
+)
 
 
-@pytest.mark.parametrize(("model", "hardware"), MODELS)
+@pytest.mark.parametrize(("model", "hardware", "plans"), MODELS)
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
-def test_a_template_takes_what_the_analytic_engine_says(model: str, hardware: str, phase: str) -> None:
-    """TP x PP x DP of one pass, host time left out of both: within 1 %."""
+def test_a_template_takes_what_the_analytic_engine_says(
+    model: str, hardware: str, plans: tuple[tuple[int, int, int, int], ...], phase: str
+) -> None:
+    """TP x PP x DP x EP of one pass, host time left out of both: within 1 %."""
     machine_, engine = load_machine(hardware)
     engine = engine._replace(
         host=Host(provenance=engine.host.provenance, step_us=0.0, per_sequence_us=0.0), overlap=None
@@ -154,16 +164,17 @@ def test_a_template_takes_what_the_analytic_engine_says(model: str, hardware: st
     load = Load("prefill", 4, 512, 768) if phase == "prefill" else Load("decode", 16, 1024, 1280)
     chips = Machine(machine_, engine, 16)
     problem = Problem(from_model(spec, engine, formats, load, ranks=16), chips)
-    for tp, pp, dp in ((1, 1, 1), (2, 1, 1), (4, 2, 1), (4, 2, 2), (2, 4, 2), (1, 1, 4), (4, 4, 1)):
+    for tp, pp, dp, ep in plans:
         if any(dim.ways and tp not in dim.ways for dim in problem.graph.operators[1].dims):
             continue
-        simulated = Simulation(problem.templates, template(problem.graph, chips, tp, pp, dp)).cost
-        degrees = (np.array([each]) for each in (tp, pp, dp))
-        replica = Replica(spec, machine_, engine, Network(chips.placement, engine), formats, Structure(), *degrees)
+        simulated = Simulation(problem.templates, template(problem.graph, chips, tp, pp, dp, ep)).cost
+        degrees = [np.array([each]) for each in (tp, pp, dp)]
+        network = Network(chips.placement, engine)
+        replica = Replica(spec, machine_, engine, network, formats, Structure(), *degrees, ep=np.array([ep]))
         each = load.requests / dp
         work = load.work(each, float(load.context)) if phase == "prefill" else Pass(each, 1024.0)
         analytic = float(np.squeeze(pass_time(replica, work).whole.total))
-        assert simulated == pytest.approx(analytic, rel=0.01), (tp, pp, dp)
+        assert simulated == pytest.approx(analytic, rel=0.01), (tp, pp, dp, ep)
 
 
 def test_tensor_parallel_splits_what_it_can() -> None:
