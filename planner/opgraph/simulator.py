@@ -14,7 +14,6 @@ timeline, whatever way it is computed:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf, prod
@@ -119,11 +118,15 @@ class _Undo(NamedTuple):
     transfers: dict[tuple[int, int], list[int]]
     neighbours: list[tuple[int, list[int], list[int]]]
     made: list[int]
+    redone: list[int]
+    ready: list[float]
+    end: list[float]
+    """Tasks behind the cut and their times."""
+    idle: list[float]
     lengths: list[int]
     """Tasks that each lane kept."""
-    tails: list[tuple[int, list[int], list[float]]]
-    """(lane, tasks, ready times) of what was cut off."""
-    times: list[tuple[int, float, float]]
+    cut: list[tuple[int, list[int]]]
+    """(lane, the tasks that it lost)."""
     cost: float
 
 
@@ -152,7 +155,8 @@ class Simulation:
         self._closings: list[list[int]] = [[] for _ in strategy]
         self._transfers: dict[tuple[int, int], list[int]] = {}
         self._order: list[list[int]] = []
-        self._times: list[list[float]] = []
+        self._idle: list[float] = []
+        """When the last task of each lane ends."""
         self._undo: _Undo | None = None
         for operator in range(len(strategy)):
             self._make(operator)
@@ -223,15 +227,15 @@ class Simulation:
     def _lanes(self) -> None:
         while len(self._order) < len(self.templates.machine.lanes):
             self._order.append([])
-            self._times.append([])
+            self._idle.append(0.0)
 
     def _run(self, first: list[int]) -> float:
         """Algorithm 1 over the tasks that wait for nothing but one another, from those that wait for none."""
         ready, end, keys, seconds = self._ready, self._end, self._key, self._seconds
-        lanes, after, waiting, order, times = self._lane, self._after, self._waiting, self._order, self._times
+        lanes, after, waiting, order = self._lane, self._after, self._waiting, self._order
         heap = [(ready[task], keys[task], task) for task in first]
         heapify(heap)
-        free = [end[tasks[-1]] if tasks else 0.0 for tasks in order]
+        free = self._idle
         while heap:
             at, _, task = heappop(heap)
             lane = lanes[task]
@@ -241,7 +245,6 @@ class Simulation:
             done = start + seconds[task]
             free[lane] = end[task] = done
             order[lane].append(task)
-            times[lane].append(at)
             for other in after[task]:
                 if ready[other] < done:  # noqa: PLR1730 (a call of max takes three times as long)
                     ready[other] = done
@@ -262,7 +265,7 @@ class Simulation:
             Seconds until the last task ends.
         """
         self._settle()
-        graph, end = self.graph, self._end
+        graph, ready, end = self.graph, self._ready, self._end
         edges: dict[tuple[int, int], None] = {}
         changed, gone = [], set[int]()
         for operator in changes:
@@ -281,18 +284,20 @@ class Simulation:
         for edge in edges:
             made += self._join(*edge)
         self._lanes()
-        first, fresh = min([self._ready[task] for task in gone]), set(made)
+        first, fresh = min([ready[task] for task in gone]), set(made)
         for task in made:
-            before = self._before[task]
-            if fresh.isdisjoint(before):
-                first = min(first, max([end[other] for other in before], default=0.0))
-        tails = self._cut(first)
-        redone = [task for _, tasks, _ in tails for task in tasks]
-        self._undo = _Undo(
-            changed, transfers, neighbours, made,
-            list(map(len, self._order)), tails, [(task, self._ready[task], end[task]) for task in redone],
-            self.cost,
-        )  # fmt: skip
+            latest = 0.0
+            for other in self._before[task]:
+                if other in fresh:
+                    break
+                latest = max(latest, end[other])
+            else:
+                first = min(first, latest)
+        idle = self._idle.copy()
+        cut, redone = self._cut(first)
+        old = redone, list(map(ready.__getitem__, redone)), list(map(end.__getitem__, redone)), idle
+        lengths = list(map(len, self._order))
+        self._undo = _Undo(changed, transfers, neighbours, made, *old, lengths, cut, self.cost)
         self.cost = self._again([task for task in redone if task not in gone] + made)
         return self.cost
 
@@ -311,31 +316,38 @@ class Simulation:
 
     def _again(self, tasks: list[int]) -> float:
         """Runs tasks behind the cut; those before it have ended."""
-        end, ready, waiting, starts = self._end, self._ready, self._waiting, []
+        end, ready, waiting, before, starts = self._end, self._ready, self._waiting, self._before, []
         for task in tasks:
             end[task] = inf
         for task in tasks:
             latest, count = 0.0, 0
-            for other in self._before[task]:
-                if end[other] == inf:
+            for other in before[task]:
+                done = end[other]
+                if done == inf:
                     count += 1
-                elif end[other] > latest:
-                    latest = end[other]
+                elif done > latest:
+                    latest = done
             ready[task], waiting[task] = latest, count
             if not count:
                 starts.append(task)
         return self._run(starts)
 
-    def _cut(self, first: float) -> list[tuple[int, list[int], list[float]]]:
-        """Takes all tasks that are ready at a moment or later from the timeline; (lane, tasks, ready times)."""
-        tails = []
-        for lane, times in enumerate(self._times):
-            if times and times[-1] >= first:
-                place = bisect_left(times, first)
-                order = self._order[lane]
-                tails.append((lane, order[place:], times[place:]))
-                del order[place:], times[place:]
-        return tails
+    def _cut(self, first: float) -> tuple[list[tuple[int, list[int]]], list[int]]:
+        """Takes tasks that are ready at a moment or later from the timeline; ((lane, its taken tasks), all of them)."""
+        ready, order, idle = self._ready, self._order, self._idle
+        cut, redone = [], list[int]()
+        for lane in [lane for lane, end in enumerate(idle) if end >= first]:
+            tasks = order[lane]
+            place = len(tasks)
+            while place and ready[tasks[place - 1]] >= first:
+                place -= 1
+            if place < len(tasks):
+                tail = tasks[place:]
+                del tasks[place:]
+                cut.append((lane, tail))
+                redone += tail
+                idle[lane] = self._end[tasks[-1]] if place else 0.0
+        return cut, redone
 
     def undo(self) -> None:
         """Takes the last change back, with its timeline.
@@ -347,14 +359,15 @@ class Simulation:
         if undo is None:
             raise ValueError("no change to take back")
         self._undo = None
-        for lane, (kept, now) in enumerate(zip(undo.lengths, map(len, self._order), strict=True)):
-            if now > kept:
-                del self._order[lane][kept:], self._times[lane][kept:]
-        for lane, cut, ready_times in undo.tails:
-            self._order[lane] += cut
-            self._times[lane] += ready_times
-        for task, ready, end in undo.times:
-            self._ready[task], self._end[task] = ready, end
+        for lane in {self._lane[task] for task in undo.made}:
+            del self._order[lane][undo.lengths[lane] :]
+        for lane, tail in undo.cut:
+            del self._order[lane][undo.lengths[lane] :]
+            self._order[lane] += tail
+        ready, end = self._ready, self._end
+        for task, at, done in zip(undo.redone, undo.ready, undo.end, strict=True):
+            ready[task], end[task] = at, done
+        self._idle[: len(undo.idle)] = undo.idle
         for task, before, after in undo.neighbours:
             self._before[task], self._after[task] = before, after
         for operator, config, own, outputs, closings in undo.operators:

@@ -45,7 +45,8 @@ def test_delta_equals_full_over_ten_thousand_random_edits(seed: int, gpus: int, 
             assert simulation.cost == before
         full = Simulation(problem.templates, tuple(simulation.strategy))
         assert simulation.cost == full.cost
-        assert sorted(simulation._times[0]) == simulation._times[0]
+        times = [simulation._ready[task] for task in simulation._order[0]]
+        assert sorted(times) == times
         most = max(most, full.tasks)
         if rng.random() < 0.2:
             assert timeline(simulation) == timeline(full)
@@ -68,7 +69,7 @@ def test_delta_redoes_what_lies_behind_a_change_only() -> None:
         for config in (problem.draw(operator, rng) for _ in range(3)):
             simulation.change(operator, config)
             assert simulation._undo is not None
-            redone.append(len(simulation._undo.times) / tasks)
+            redone.append(len(simulation._undo.redone) / tasks)
             simulation.undo()
     assert simulation.tasks == tasks
     assert np.mean(redone) < 0.66
