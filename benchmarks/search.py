@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # a checkout is measured, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout is measured, whatever is installed
 
 from planner.costs.serving import formats_of
 from planner.opgraph.chain import Chain
@@ -97,6 +96,7 @@ def small_problems() -> Iterator[tuple[str, Problem]]:
     pairs = load_machine("h100-pairs")
     for name, gpus, memory in (("two-towers", 4, 64e6), ("lenet", 4, np.inf), ("rnn", 2, np.inf)):
         yield f"{name} on {gpus}", Problem(from_file(load_graph(name)), Machine(*pairs, gpus), memory)
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
     random_graph = import_module("opgraph.problems").random_graph
     for seed in range(200, 212, 2):
         graph = random_graph(np.random.default_rng(seed), 4)
@@ -145,8 +145,8 @@ def models() -> Iterator[str]:
                 chain = Chain(problem.random(np.random.default_rng([9, seed])), (seed,), 1000, moves=moves)
                 ends.append(chain.advance(problem, 10**6).best_cost / template.cost)
             yield (
-                f"{name}, {phase}, {gpus} chips, {moves}: {min(ends):.3f}, {np.median(ends):.3f}, {max(ends):.3f} times "
-                f"{template.label} (the best, the middle and the worst of 10 chains)"
+                f"{name}, {phase}, {gpus} chips, {moves}: {min(ends):.3f}, {np.median(ends):.3f}, {max(ends):.3f} "
+                f"times {template.label} (the best, the middle and the worst of 10 chains)"
             )
 
 

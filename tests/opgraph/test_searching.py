@@ -82,13 +82,14 @@ def test_exercise_7_without_the_limit_data_parallelism_wins_and_sends_nothing() 
     assert [problem.machine.lanes[lane] for lane in lanes] == [f"chip {device}" for device in range(4)]
 
 
-@pytest.mark.parametrize(("name", "gpus"), [("lenet", 2), ("rnn", 2)])
-def test_chains_find_the_optimum_of_enumerable_networks(name: str, gpus: int) -> None:
-    problem = shipped(name, gpus)
+@pytest.mark.parametrize(("name", "memory"), [("lenet", inf), ("rnn", 520 * MB)])
+def test_chains_find_the_optimum_of_enumerable_networks(name: str, memory: float) -> None:
+    """On two chips; the benchmark has four and many seeds."""
+    problem = shipped(name, 2, memory)
     best = exhaustive(problem)
-    found = mcmc(problem, chains_of(problem, chains=3, budget=1000, seed=1))
+    found = mcmc(problem, chains_of(problem, chains=3, budget=600, seed=1))
     assert found.cost == pytest.approx(best.cost, rel=1e-12)
-    assert found.evaluations < 3 * 1000 + 1 < best.evaluations * 3
+    assert found.evaluations < 3 * 600 + 1 < best.evaluations * 3
     assert all(chain.best_cost < 1.02 * best.cost for chain in found.chains)
 
 
