@@ -87,7 +87,9 @@ class Replica:
         """How the group's ranks share the experts."""
         ep, exchange = (1 if self.ep is None else self.ep), self.engine.exchange or Exchange()
         groups = 1 if self.attention_dp is None else self.attention_dp
-        return Spread(ep, self.tp / ep, groups, exchange.redundant, exchange.imbalance)
+        sent = (np.asarray(groups) > 1) & (np.asarray(ep) > 1) & (exchange.kind == "all_to_all")
+        padded = ~sent & (self.engine.expert_rows == "all")
+        return Spread(ep, self.tp / ep, groups, exchange.redundant, exchange.imbalance, padded=padded)
 
     @cached_property
     def nodes(self) -> NDArray[np.int_]:

@@ -197,6 +197,9 @@ class Engine(NamedTuple):
     overlap: Overlap | None = None
     expert_parallel: Literal["group", "divides"] | None = None
     """Whole experts on different ranks: over a whole tensor-parallel group, over any divisor of it, or never."""
+    expert_rows: Literal["own", "all"] = "own"
+    """With whole experts on different ranks and no all-to-all: kernels for experts run on a rank's own (token, expert)
+    pairs, or write and read rows for all of them, zeros in those of other ranks."""
     exchange: Exchange | None = None
     """none = a gather in 16 bit."""
     attention_dp: Literal["divides", "equal"] | None = None
