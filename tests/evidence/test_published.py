@@ -195,6 +195,33 @@ def test_large_expert_parallelism_is_within_the_error_that_is_promised() -> None
     assert unseen.mean < 0.15
 
 
+def test_two_batch_overlap_is_a_stated_share_of_the_engine_that_has_it() -> None:
+    """0.4 of what exchanges take is hidden where a file says so, as far as products last, and nothing elsewhere."""
+    stated = {name: load_engine(name).overlap for name in names(ENGINES)}
+    assert {name for name, overlap in stated.items() if overlap} == {"pope", "sglang-ep"}
+    engine = load_engine("sglang-ep")
+    assert engine.overlap is not None
+    assert engine.overlap.fraction == 0.4
+    assert engine.overlap.provenance.status == "fitted"
+    assert "22282" in next(row["note"] for row, _ in MOE if row["fit"] == "all" and row["engine"] == "sglang-ep")
+    model, hardware, ranks = load_model("deepseek-v3"), load_hardware("h100-sxm"), np.array([72])
+    work, one = Pass(np.array([256.0 * 72]), np.array([2050.0])), np.array([1])
+
+    def seconds(of: Any) -> Any:
+        formats = formats_of(model, hardware, of, "fp8", "bf16")
+        network = Network(Placement.of(hardware, 72, None), of)
+        replica = Replica(
+            model, hardware, of, network, formats, Structure("data"), ranks, one, one, attention_dp=ranks, ep=ranks
+        )
+        return pass_time(replica, work).whole
+
+    hidden, seen = seconds(engine), seconds(engine._replace(overlap=None))
+    lasting = (seen.compute[0] + seen.memory[0]) / seen.network[0]
+    assert lasting < 1
+    assert 1 - hidden.network[0] / seen.network[0] == pytest.approx(0.4 * lasting, rel=0.05)
+    assert hidden.memory[0] == seen.memory[0]
+
+
 def test_mixtral_under_tensor_parallelism_on_hopper_takes_one_constant() -> None:
     for hardware in ("h100-sxm", "h200-sxm"):
         assert of_experts("trtllm-0.9", hardware).worst < 0.12
