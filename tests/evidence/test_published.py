@@ -12,6 +12,7 @@ import pytest
 from planner import load_engine, load_hardware, load_model
 from planner.costs.collectives import Network
 from planner.costs.layers import Pass, Structure
+from planner.costs.rows import structure_of
 from planner.costs.serving import formats_of
 from planner.costs.step import Replica, pass_time
 from planner.costs.weights import parameters
@@ -20,8 +21,10 @@ from planner.estimating import estimate_one
 from planner.evidence.comparison import Comparison, Summary, summary
 from planner.evidence.published import LEFT_OUT, LOWER_IS_BETTER, METRICS, comparisons, model_option, part, plan_of
 from planner.plans.placement import Placement
+from planner.plans.plan import Plan
 from planner.results import COLUMNS
 from planner.specs.catalog import ENGINES, HARDWARE, MODELS, load_machine, names
+from planner.specs.engine import Engine
 from planner.specs.measurements import FOLDER, measured_model, measurements
 
 ROWS = measurements("published")
@@ -207,19 +210,20 @@ def test_two_batch_overlap_is_a_stated_share_of_the_engine_that_has_it() -> None
     model, hardware, ranks = load_model("deepseek-v3"), load_hardware("h100-sxm"), np.array([72])
     work, one = Pass(np.array([256.0 * 72]), np.array([2050.0])), np.array([1])
 
-    def seconds(of: Any) -> Any:
-        formats = formats_of(model, hardware, of, "fp8", "bf16")
-        network = Network(Placement.of(hardware, 72, None), of)
+    def step_of(of: Engine) -> Any:
         replica = Replica(
-            model, hardware, of, network, formats, Structure("data"), ranks, one, one, attention_dp=ranks, ep=ranks
-        )
+            model, hardware, of, Network(Placement.of(hardware, 72, None), of),
+            formats_of(model, hardware, of, "fp8", "bf16"), structure_of(Plan.parse("TP72xEP72/batch72")), ranks, one,
+            one, attention_dp=ranks, ep=ranks,
+        )  # fmt: skip
         return pass_time(replica, work).whole
 
-    hidden, seen = seconds(engine), seconds(engine._replace(overlap=None))
-    lasting = (seen.compute[0] + seen.memory[0]) / seen.network[0]
-    assert lasting < 1
-    assert 1 - hidden.network[0] / seen.network[0] == pytest.approx(0.4 * lasting, rel=0.05)
+    hidden, seen = step_of(engine), step_of(engine._replace(overlap=None))
     assert hidden.memory[0] == seen.memory[0]
+    share = 1 - hidden.network[0] / seen.network[0]
+    assert 0.2 < share <= 0.4
+    half = step_of(engine._replace(overlap=engine.overlap._replace(fraction=0.2)))
+    assert seen.network[0] - half.network[0] == pytest.approx((seen.network[0] - hidden.network[0]) / 2)
 
 
 def test_mixtral_under_tensor_parallelism_on_hopper_takes_one_constant() -> None:
