@@ -69,6 +69,9 @@ LEFT_OUT = (
     LeftOut("transformers-bloom-inference, Gaudi blog", "BLOOM on DeepSpeed", "no engine of ours launches so"),
     LeftOut("LMDeploy, MLC, llama.cpp, exllama", "all", "no engine of ours has their kernels"),
     LeftOut("Splitwise, MLC's vLLM column", "vLLM of 2023", "bound by launches from Python; no constants for it"),
+    LeftOut(
+        "tt-inference-server", "DeepSeek-R1 on 8 and 16 H100", "plans not stated; as TP8 and TP16 about half is priced"
+    ),
     LeftOut("GPUStack", "all", "a thousand prompts of all lengths at once: the load falls from all of them to none"),
     LeftOut("InferenceX", "Qwen3.5, DeepSeek-V3.2, GLM-5", "linear or sparse attention, which is not priced"),
     LeftOut("SGLang cookbook", "all", "lengths are drawn from a range, and its ends are not stated"),

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from planner.errors import InputError
+from planner.estimating import estimate_one
 from planner.evidence.rankings import APART, pairs, reports, share_right, unpriced
 from planner.plans.plan import Plan
 from planner.results import COLUMNS
@@ -19,7 +20,7 @@ PAIRS = pairs()
 
 
 def test_every_report_is_carried_with_its_source_and_is_either_priced_or_has_a_reason() -> None:
-    assert len({row["report"] for row in ROWS}) == len(ROWS) == 36
+    assert len({row["report"] for row in ROWS}) == len(ROWS) == 37
     assert {row["kind"] for row in ROWS} == {"measured", "statement", "predicted"}
     for row in ROWS:
         assert re.match(r"https://github\.com/\S+/(issues|pull)/\d+$|github:\S+@[0-9a-f]{7} ", row["source"])
@@ -32,8 +33,8 @@ def test_every_report_is_carried_with_its_source_and_is_either_priced_or_has_a_r
         assert row["engine"] in names(ENGINES)
         assert row["column"] in COLUMNS
         assert Plan.parse(row["plan_a"]) != Plan.parse(row["plan_b"])
-    assert len(REPORTS) + len(unpriced()) == 36
-    assert len(REPORTS) >= 18
+    assert len(REPORTS) + len(unpriced()) == 37
+    assert len(REPORTS) >= 19
     assert all(each.reason and each.what and each.source for each in unpriced())
 
 
@@ -109,8 +110,8 @@ def test_experts_whole_or_by_width_and_attention_for_own_requests_are_ordered_as
 
 
 def test_experts_whole_lose_where_others_measured_that_they_lose() -> None:
-    """Qwen3-235B under vLLM: a rank of whole experts handles rows of all; single requests on two cards; 16 on four."""
-    for name in ("P18", "X02", "X06", "X07"):
+    """vLLM, where a rank of whole experts handles rows of all; single requests on two cards; 16 on four."""
+    for name in ("P18", "X02", "X06", "X07", "X09"):
         report = REPORTS[name]
         assert "xEP" in report.other
         assert report.predicted is not None
@@ -119,6 +120,9 @@ def test_experts_whole_lose_where_others_measured_that_they_lose() -> None:
 
 def test_attention_for_own_requests_of_a_latent_cache_wins_room_and_throughput_at_load() -> None:
     room, load = REPORTS["P22"], REPORTS["X04"]
+    common = {"model": "deepseek-v3", "hardware": "h200-sxm", "engine": "sglang", "isl": 1024, "osl": 256}
+    tokens = [estimate_one({**common, "plan": plan}).columns["kv_capacity_tokens"][0] for plan in ("TP8/batch8", "TP8")]
+    assert 4 < tokens[0] / tokens[1] < 8  # eight caches in the place of one, beside weights of attention on every chip
     assert room.predicted == pytest.approx(room.observed, rel=0.2)  # 7.7 times on V4, whose cache differs
     assert load.predicted is not None
     assert load.observed is not None
