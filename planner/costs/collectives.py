@@ -127,10 +127,10 @@ class Network(NamedTuple):
 
     def _busy(self, op: str, team: Team, size: Array) -> Array:
         """Seconds where there is something to send, else 0."""
-        if team.ranks <= 1 or not np.any(size):
+        if team.ranks <= 1 or not size.any():
             return np.zeros(size.shape)
-        level = int(self.placement.span(np.asarray(team.ranks)))
-        return self._on_level(op, level, team, size) * (size > 0)
+        found = self._on_level(op, self.placement.level_of(team.ranks), team, size)
+        return found if size.all() else found * (size > 0)
 
     def send(self, size: Num, crossing: int) -> Array:
         """Seconds to send `size` bytes to the next stage.
@@ -148,7 +148,7 @@ class Network(NamedTuple):
         over all cards that it has, and none is faster than a chip's own port.
         """
         inner = float(self.send(size, 0)[0])
-        level = int(self.placement.span(np.asarray(ranks * stride)))
+        level = self.placement.level_of(ranks * stride)
         if level == 0 or self.placement.slice is not None:
             return inner
         network = self.placement.hardware.network
@@ -175,7 +175,7 @@ class Network(NamedTuple):
             group = team.box or self.placement.torus_groups[ranks]
             wires = size * group.exchange if op == "all_to_all" else sent_bytes("ring", op, ranks, size) / group.wires
             return np.asarray(wires / network[0].link)
-        level = int(self.placement.span(np.asarray(ranks)))
+        level = self.placement.level_of(ranks)
         inside = min(ranks, network[0].chips or ranks) if level else ranks
         slowest = self._fewest_bytes(op, 0, inside, size) / self._port(inside) if inside > 1 else 0.0 * size
         if level and op != "all_reduce":
@@ -441,11 +441,25 @@ class Groups(NamedTuple):
         return found
 
 
+_CONSTANTS: dict[tuple[int, int, int], tuple[CollectiveKernel, tuple[float, float, float]]] = {}
+"""Constants by (id of the row, ranks, domains) with the row, so that the id stays its own: they are asked for often."""
+_MOST_CONSTANTS = 10_000
+
+
 def _constants(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, float, float]:
     """(latency in seconds, fraction of the bandwidth, p) at this group size.
 
     Measured rows are interpolated between group sizes; beyond the largest the latency goes on at its last slope.
     """
+    key = (id(row), ranks, domains)
+    if key not in _CONSTANTS:
+        if len(_CONSTANTS) >= _MOST_CONSTANTS:  # a fit tries many rows
+            _CONSTANTS.clear()
+        _CONSTANTS[key] = row, _interpolated(row, ranks, domains)
+    return _CONSTANTS[key][1]
+
+
+def _interpolated(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, float, float]:
     if row.ranks:
         sizes = sorted(row.ranks)
         latency, fraction, p = (
