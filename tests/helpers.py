@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from csv import DictReader
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +55,29 @@ def every(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], C
         return all_cases
 
     return decorated
+
+
+class Late:
+    """What `make` makes, made when it is first used: every worker collects every module."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Any:
+        return self._make()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 class Completed(NamedTuple):
