@@ -25,20 +25,23 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
 
 
-def every(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def every(
+    names: str | tuple[str, ...], cases: Iterable[Any], ids: object = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """As `pytest.mark.parametrize`, but one test for all cases: for checks so short that a test each costs more.
 
-    Every case runs whatever became of the others; a failure holds the errors of all that failed, each with its case.
-    Fixtures are those of one test, shared by all cases.
+    Every case runs whatever became of the others; a failure holds the errors of all that failed, each with its case
+    (all of its values: `ids` are not needed). Fixtures are those of one test, shared by all cases.
     """
-    keys, table = [key.strip() for key in names.split(",")], list(cases)
+    keys = [key.strip() for key in names.split(",")] if isinstance(names, str) else list(names)
+    table = list(cases)
     assert table, "no cases"
 
     def decorated(test: Callable[..., None]) -> Callable[..., None]:
         def all_cases(**fixtures: Any) -> None:
             failed: list[Exception] = []
             for case in table:
-                values = dict(zip(keys, case if len(keys) > 1 else (case,), strict=True))
+                values = dict(zip(keys, case if len(keys) > 1 or isinstance(names, tuple) else (case,), strict=True))
                 try:
                     test(**values, **fixtures)
                 except Exception as error:
