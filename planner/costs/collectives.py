@@ -6,7 +6,6 @@ nccl-tests doc/PERFORMANCE.md for the factors, Pope et al. 2022 appendix A.1, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from planner.costs.layers import Transfer
 from planner.costs.pnorm import pnorm
+from planner.costs.teams import Groups, Team
 from planner.costs.weights import Num
 from planner.errors import InputError
 from planner.plans.placement import Placement, TorusGroup
@@ -55,16 +55,6 @@ def steps(algorithm: str, op: str, ranks: Num, domains: Num) -> tuple[Num, Num]:
     if algorithm == "two_shot":
         return 0.0, 2.0
     return 0.0, 1.0  # one shot, in-switch, direct: all ranks at once
-
-
-class Team(NamedTuple):
-    """The chips of one collective."""
-
-    ranks: int
-    box: TorusGroup | None = None
-    """On a torus, where they are a part of a tensor-parallel group; none = the best box of so many chips."""
-    stride: int = 1
-    """Chips from one to the next; those between them form teams of their own, which communicate at the same time."""
 
 
 class Software(Protocol):
@@ -129,12 +119,13 @@ class Network(NamedTuple):
 
     def _busy(self, op: str, team: Team, size: Array) -> Array:
         """Seconds where there is something to send, else 0."""
-        if team.ranks <= 1 or not np.any(size):
+        if team.ranks <= 1 or not size.any():
             return np.zeros(size.shape)
         if op == "send":
-            return self.hops(size, team) * (size > 0)
-        level = int(self.placement.span(np.asarray(team.ranks * team.stride)))
-        return self._on_level(op, level, team, size) * (size > 0)
+            found = self.hops(size, team)
+        else:
+            found = self._on_level(op, self.placement.level_of(team.ranks * team.stride), team, size)
+        return found if size.all() else found * (size > 0)
 
     def send(self, size: Num, crossing: int) -> Array:
         """Seconds to send `size` bytes to the next stage.
@@ -157,7 +148,7 @@ class Network(NamedTuple):
         """
         ranks, stride = team.ranks, team.stride
         inner = self.send(size, 0)
-        level = int(self.placement.span(np.asarray(ranks * stride)))
+        level = self.placement.level_of(ranks * stride)
         if level == 0 or self.placement.slice is not None:
             return inner
         network = self.placement.hardware.network
@@ -186,7 +177,7 @@ class Network(NamedTuple):
             group = team.box or self.placement.torus_groups[ranks]
             wires = size * group.exchange if op == "all_to_all" else sent_bytes("ring", op, ranks, size) / group.wires
             return np.asarray(wires / network[0].link)
-        level = int(self.placement.span(np.asarray(ranks * team.stride)))
+        level = self.placement.level_of(ranks * team.stride)
         inside = min(ranks, max(1, (network[0].chips or ranks) // team.stride)) if level else ranks
         slowest = self._fewest_bytes(op, 0, inside, size) / self._port(inside) if inside > 1 else 0.0 * size
         if level and op != "all_reduce":
@@ -204,7 +195,7 @@ class Network(NamedTuple):
     def _least_hop(self, team: Team, size: Array) -> Array:
         """The least of `hops`: every stream over its share of the wires, no faster than a port."""
         least, network = self.least_send(size, 0), self.placement.hardware.network
-        level = int(self.placement.span(np.asarray(team.ranks * team.stride)))
+        level = self.placement.level_of(team.ranks * team.stride)
         if level == 0 or self.placement.slice is not None:
             return least
         below = network[level - 1].chips or 1
@@ -421,58 +412,9 @@ class Network(NamedTuple):
         return here.link * (ranks - 1) if here.kind == "mesh" else here.link
 
 
-class Groups(NamedTuple):
-    """Rows by the chips of their group: (team, indices of the rows)."""
-
-    total: int
-    rows: tuple[tuple[Team, NDArray[np.intp]], ...]
-
-    @classmethod
-    def of(cls, ranks: NDArray[np.int_], stride: NDArray[np.int_] | None = None) -> Groups:
-        """The groups of an array of sizes, of chips side by side or so many apart."""
-        if stride is None:
-            sizes = np.flatnonzero(np.bincount(ranks))
-            return cls(len(ranks), tuple((Team(int(size)), np.flatnonzero(ranks == size)) for size in sizes))
-        pairs, which = np.unique(np.stack([ranks, stride]), axis=1, return_inverse=True)
-        teams = (Team(size, stride=apart) for size, apart in pairs.T.tolist())
-        return cls(len(ranks), tuple((team, np.flatnonzero(which.ravel() == i)) for i, team in enumerate(teams)))
-
-    @classmethod
-    def along(cls, placement: Placement, axes: str, sizes: Sequence[NDArray[np.int_]]) -> Groups:
-        """The groups along some axes of grids.
-
-        Args:
-            placement: the machine.
-            axes: some of x, y and z.
-            sizes: X, Y and Z of each row's grid, which the machine has.
-
-        Raises:
-            InputError: a grid that its chips cannot be read as.
-        """
-        grids, which = np.unique(np.stack(sizes), axis=1, return_inverse=True)
-        rows = []
-        for index, (x, y, z) in enumerate(grids.T.tolist()):
-            mesh = placement.mesh((x, y, z))
-            if mesh is None:
-                raise InputError(f"grid {x}x{y}x{z}: {x * y * z} chips of {placement.hardware.name} cannot be read so")
-            rows.append((Team(mesh.ranks(axes), mesh.box(axes)), np.flatnonzero(which.ravel() == index)))
-        return cls(len(sizes[0]), tuple(rows))
-
-    @property
-    def ranks(self) -> NDArray[np.int_]:
-        """Chips of each row's group."""
-        found = np.ones(self.total, dtype=int)
-        for team, rows in self.rows:
-            found[rows] = team.ranks
-        return found
-
-    @property
-    def spread(self) -> NDArray[np.int_]:
-        """Chips from the first of each row's group to the last, with those between them."""
-        found = np.ones(self.total, dtype=int)
-        for team, rows in self.rows:
-            found[rows] = team.ranks * team.stride
-        return found
+_CONSTANTS: dict[tuple[int, int, int], tuple[CollectiveKernel, tuple[float, float, float]]] = {}
+"""Constants by (id of the row, ranks, domains) with the row, so that the id stays its own: they are asked for often."""
+_MOST_CONSTANTS = 10_000
 
 
 def _constants(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, float, float]:
@@ -480,6 +422,15 @@ def _constants(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, 
 
     Measured rows are interpolated between group sizes; beyond the largest the latency goes on at its last slope.
     """
+    key = (id(row), ranks, domains)
+    if key not in _CONSTANTS:
+        if len(_CONSTANTS) >= _MOST_CONSTANTS:  # a fit tries many rows
+            _CONSTANTS.clear()
+        _CONSTANTS[key] = row, _interpolated(row, ranks, domains)
+    return _CONSTANTS[key][1]
+
+
+def _interpolated(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, float, float]:
     if row.ranks:
         sizes = sorted(row.ranks)
         latency, fraction, p = (

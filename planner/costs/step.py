@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.collectives import Groups, Network
+from planner.costs.collectives import Network
 from planner.costs.counting import count
 from planner.costs.experts import Spread
 from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer
 from planner.costs.layouts import resting_bytes
 from planner.costs.roofline import Parts, price_operation, resources
+from planner.costs.teams import Groups
 from planner.costs.terms import Terms, Work
 from planner.costs.weights import Num, Shard, Stages, Trio, stage_layers
 from planner.specs.engine import Engine, Exchange

@@ -122,17 +122,20 @@ def _misaligned(
 
 def shape_refusal(model: Model, engine: Engine, plan: Plan, weights: str | None = None) -> str | None:
     """Why the engine refuses this split of this model, whatever the chips: one sentence, or none."""
+    if reason := _tensor_parallel(model, engine, plan, weights) or _plain_only(model, plan):
+        return reason
     rules = (_experts, _pipeline, _context, sharding_refusal, _attention, _layouts)
-    reasons = (_plain_only(model, plan), *(rule(model, engine, plan) for rule in rules))
-    return _tensor_parallel(model, engine, plan, weights) or next((reason for reason in reasons if reason), None)
+    return next((reason for rule in rules if (reason := rule(model, engine, plan))), None)
 
 
 def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None) -> str | None:
     reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], *_group_parts(plan), plan.cp)
     if reason is None:
         return None
-    valid = [tp for tp in range(1, most_ranks(model, engine) + 1) if tp_allowed(model, engine, tp, weights) is None]
-    return f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, valid)}"
+    most = most_ranks(model, engine)
+    down, up = range(min(plan.tp - 1, most), 0, -1), range(plan.tp + 1, most + 1)  # from the nearest on: few are tried
+    nearest = [next((tp for tp in way if tp_allowed(model, engine, tp, weights) is None), 0) for way in (down, up)]
+    return f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, filter(None, nearest))}"
 
 
 def sharding_refusal(model: Model, engine: Engine, plan: Plan) -> str | None:

@@ -15,13 +15,14 @@ from simulation import Array, Fabric, all_to_all, ring_all_gather, ring_all_redu
 from test_sharded_transformer import FORMATS, PLAIN, exactly
 
 from planner import load_engine, load_hardware, load_model
-from planner.costs.collectives import Groups, Network, Team, sent_bytes
+from planner.costs.collectives import Network, sent_bytes
 from planner.costs.context import part_of
 from planner.costs.counting import count
 from planner.costs.layers import Operation, Pass, Transfer, causal_pairs
 from planner.costs.memory import Budget, room
 from planner.costs.rows import structure_of
 from planner.costs.step import Replica, pass_time
+from planner.costs.teams import Groups, Team
 from planner.costs.weights import Shard, Stages
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from helpers import CONFIGS
+from helpers import CONFIGS, every
 
 from planner import Hardware, Model, estimate, load_engine, load_hardware, load_machine, load_model
 from planner.costs.collectives import Network
@@ -25,11 +25,11 @@ from planner.specs.structure import trusted, validated
 
 FILES = [(family, name) for family in (*FAMILIES, GRAPHS) for name in names(family)]
 PAIRS = list(product(names(HARDWARE), names(ENGINES)))
-of_every_file = pytest.mark.parametrize(("family", "name"), FILES, ids=[f"{f.folder}/{name}" for f, name in FILES])
-of_every_model = pytest.mark.parametrize("name", names(MODELS))
-of_every_hardware = pytest.mark.parametrize("name", names(HARDWARE))
-of_every_engine = pytest.mark.parametrize("name", names(ENGINES))
-of_every_pair = pytest.mark.parametrize(("hardware", "engine"), PAIRS, ids=["+".join(pair) for pair in PAIRS])
+of_every_file = every("family, name", FILES)
+of_every_model = every("name", names(MODELS))
+of_every_hardware = every("name", names(HARDWARE))
+of_every_engine = every("name", names(ENGINES))
+of_every_pair = every("hardware, engine", PAIRS)
 
 REQUIRED = {
     "models": """
