@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 from helpers import every
@@ -37,7 +39,7 @@ def tensors(model: Model) -> int:
         sparse = experts is not None and index >= experts.first_dense and (index + 1) % experts.every == 0
         listed += expert_tensors(model) if sparse else ffn_tensors(model, model.ffn.hidden, model.ffn.bias)
         listed += norm * model.norm.per_layer
-    return sum(int(np.prod(shape)) for shape in listed)
+    return sum(prod(shape) for shape in listed)
 
 
 def attention_tensors(model: Model) -> list[tuple[int, ...]]:

@@ -61,7 +61,7 @@ def test_a_pipeline_takes_the_serial_step_and_the_formula() -> None:
 
 
 @given(st.sampled_from([2, 4, 8]), st.integers(4, 100))
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_more_steps_make_a_pipeline_more_worth(stages: int, steps: int) -> None:
     split = Split(pipefusion=stages, patches=stages)
     few, many = (latency_of(setting("flux.1-dev", steps=count), split) for count in (steps, 2 * steps))
