@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.errors import InputError
 from planner.estimating import estimate_points
-from planner.evidence.comparison import Comparison
+from planner.evidence.comparison import Comparison, once
 from planner.evidence.published import LeftOut, Row
 from planner.specs.measurements import measurements
 
@@ -29,6 +29,7 @@ LEFT_OUT = (
 _OPTIONS = ("model", "hardware", "engine", "plan", "weights", "isl", "osl", "concurrency")
 
 
+@once
 def comparisons(rows: Iterable[Row] | None = None) -> list[Comparison]:
     """Every published speed-up beside the model's, in the order of the table.
 
