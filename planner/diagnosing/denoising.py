@@ -172,7 +172,7 @@ def _checks(request: Request, setting: Setting) -> Iterator[Check]:
     yield precision_check(now, stored, setting.weights, "a step on one chip")
     stages = max(2, min(request.gpus, model.depth))
     split = Split(pipefusion=stages, patches=stages)
-    size = patch_bytes(model, rows_of(model, job, split))
+    size = patch_bytes(model, rows_of(model, job, split, repeated=setting.sampler.text_with_patches))
     yield message_check(
         half_message(setting.network.send), size, stages,
         f"a patch of PipeFusion over {stages} chips (sequence parallelism sends {4 * model.depth} times a step)",

@@ -211,7 +211,7 @@ def test_crossover_finds_where_the_best_split_changes() -> None:
 
 
 def test_crossover_bisects_steps() -> None:
-    words = ("-m", "flux", "-H", "l40", "--gpus", 2)
+    words = ("-m", "sd3", "-H", "l40", "--gpus", 8)
     rows = json.loads(run("crossover", *words, "--vary", "steps", "--from", 2, "--to", 16, "--json", "-").out)
     assert [(row["from"], row["to"]) for row in rows] != [(2, 16)]
     for before, after in pairwise(rows):
