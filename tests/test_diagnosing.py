@@ -86,6 +86,22 @@ def test_ranges_come_from_the_attention_pattern() -> None:
         assert [each.divisible for each in of_language(name).dependencies] == ["possible", "hard"]
 
 
+def test_patterns_are_named_and_placed() -> None:
+    """Full causal, sliding window, hybrid, block-local."""
+    why = {name: of_language(name).dependencies[0].why for name in ("llama3-70b", "mistral-7b", "gemma-3-27b")}
+    assert "causal, full" in why["llama3-70b"]
+    assert "causal, over a sliding window of 4,096 tokens" in why["mistral-7b"]
+    assert "83% of the layers over a sliding window of 1,024 tokens, the others full" in why["gemma-3-27b"]
+    hybrid = language.diagnose(question("llama4-scout", isl=131072)).dependencies[0]
+    assert (hybrid.range, hybrid.divisible) == ("mixed", "possible")
+    assert hybrid.share == pytest.approx(0.25 + 0.75 * 8193 / 2 / 131072)
+    asked = question("mistral-7b", isl=131072)
+    blocks = asked.model._replace(attention=asked.model.attention._replace(blocks=True))
+    local = language.diagnose(asked._replace(model=blocks)).dependencies
+    assert [(each.range, each.divisible) for each in local] == [("local", "natural"), ("local", "hard")]
+    assert "in blocks of 4,096 tokens" in local[0].why
+
+
 def of_check(found: Diagnosis, item: str) -> dict[str, float]:
     return {name: value for name, value, _ in next(check for check in found.checks if check.item == item).figures}
 

@@ -84,7 +84,7 @@ def _reach(setting: Setting) -> Dependency:
     patches = max(count for count in range(1, max(PATCHES) + 1) if rows % count == 0)
     share = 1.0 / patches
     why = (
-        f"all patches are known and look both ways; only the patch itself (1 of {patches}) must be of this "
+        f"bidirectional over patches, all of which are known; only the patch itself (1 of {patches}) must be of this "
         "step, the rest may be one step old"
     )
     return Dependency("denoising step", share, reach_word(share), "natural", why)

@@ -149,20 +149,25 @@ def _step(request: Request, tp: int, batch: int, context: float) -> Parts:
 
 
 def _reach(request: Request, phase: str, tokens: int) -> Dependency:
-    """The share of what is before it that the last token looks at, and how the phase's tokens become known."""
-    pattern, window = request.model.attention_pattern, request.model.attention.window
-    seen = [
-        0.0 if kind == "linear" else min(1.0, window / tokens) if kind == "window" and window else 1.0
-        for kind in pattern
-    ]
-    share = sum(seen) / len(seen)
-    if phase == "prefill":
+    """The share of what is before it that a late token looks at, and how the phase's tokens become known."""
+    attention, pattern = request.model.attention, request.model.attention_pattern
+    window = attention.window or tokens
+    near = min(1.0, (window + 1) / 2 / tokens if attention.blocks else window / tokens)  # of a block half, on average
+    local = pattern.count("window") / len(pattern)
+    share = local * near + pattern.count("full") / len(pattern)
+    kind = f"in blocks of {window:,} tokens" if attention.blocks else f"over a sliding window of {window:,} tokens"
+    words = f"{local:.0%} of the layers {kind}, the others full" if 0 < local < 1 else kind if local else "full"
+    if phase == "decode":
         return Dependency(
-            phase, share, reach_word(share), "possible", "all tokens are known; causal, so cut in zig-zag"
-        )
+            phase, share, reach_word(share), "hard",
+            f"causal, {words}; each token needs the one before: only its KV can be cut",
+        )  # fmt: skip
+    apart = attention.blocks and local == 1
+    how = "blocks know nothing of each other" if apart else "so cut in zig-zag"
     return Dependency(
-        phase, share, reach_word(share), "hard", "each token needs the one before; only its KV can be cut"
-    )
+        phase, share, reach_word(share), "natural" if apart else "possible",
+        f"causal, {words}; all tokens are known, {how}",
+    )  # fmt: skip
 
 
 def _verdict(found: _Contests, phase: Phase) -> Verdict:
@@ -200,8 +205,7 @@ def _checks(request: Request, spots: Sequence[Spot], found: _Contests) -> Iterat
     reach = _reach(request, "prefill", context)
     yield Check(
         "dependencies", (("share of the sequence seen", reach.share, "share"),),
-        f"a token looks at {reach.share:.0%} of {context} tokens ({reach.range}): layers are "
-        f"{', '.join(dict.fromkeys(model.attention_pattern))}",
+        f"a token looks at {reach.share:.0%} of {context} tokens ({reach.range}): {reach.why}",
     )  # fmt: skip
     blocks = [(level.name, least_block(hardware, place, _reuse(model))) for place, level in enumerate(hardware.network)]
     yield Check(
