@@ -118,6 +118,6 @@ def sentence(verdict: Verdict) -> str:
     assert asked.gain is not None
     word = "pays" if asked.pays else "does not"
     return (
-        f"{text}; at {asked.length:,} it {word}: {asked.cut[0]} is {asked.gain:.2f} times as fast as {asked.whole[0]} "
+        f"{text}; at {asked.length:,} it {word}: {asked.cut[0]} is {asked.gain:.3f} times as fast as {asked.whole[0]} "
         f"(worth it from {1 + PAYS:.2f} on)."
     )
