@@ -120,6 +120,12 @@ def test_a_million_tokens_fill_memory_and_must_be_divided() -> None:
         assert not any(each.fits[0] for each in contest(request, phase, [1_000_000]))
 
 
+def test_what_fits_on_one_chip_need_not_be_divided() -> None:
+    found = of_language("llama3-8b")
+    assert of_check(found, "room")["chips, by heads"] == 1
+    assert "fit on one chip" in next(check.says for check in found.checks if check.item == "room")
+
+
 def test_beyond_the_kv_heads_only_a_cut_of_the_sequence_fits() -> None:
     """32 KV heads of LWM go over 32 chips: six requests of a million tokens want more, and so the sequence cut."""
     request = question("lwm-7b", gpus=64, isl=1_000_000)

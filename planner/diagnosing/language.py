@@ -228,7 +228,7 @@ def _room_check(request: Request, context: int, batch: int) -> Check:
     """Over how many chips the cache has to lie for the requests to fit at all: by heads, by tokens, by layers."""
     attention, found = request.model.attention, ways(request, context, batch)
     what = f"{batch} x {context} tokens and the weights"
-    if all(each.chips == 1 for each in found):
+    if any(each.plan and each.chips == 1 for each in found):
         says = f"{what} fit on one chip: nothing has to be divided"
     elif not any(each.plan for each in found):
         says = f"{what} fit on no {FURTHEST_CHIPS} chips, however they are divided"
