@@ -1,8 +1,8 @@
 """The contest: plans whose chips share a sequence beside plans that keep it whole, priced by the passes of the engine.
 
 Every plan of one replica on at most the request's chips, on one pipeline stage: its prompt, or its decode step, at all
-lengths at once. A request's cache may lie by tokens on any ranks here, whatever the engine can: what is asked is what
-that would be worth.
+lengths at once. Chips may share a prompt (`cp`), and a request's cache may lie by tokens on any ranks here, whether or
+not the engine can: what is asked is what that would be worth.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner import sequence
 from planner.costs.layers import Pass, causal_pairs
 from planner.costs.rows import Rows
 from planner.costs.serving import Fit, Setting, fit, replica_of
@@ -21,9 +20,11 @@ from planner.costs.step import pass_time
 from planner.errors import NoPlanError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
+from planner.plans.sharding import WORDS
 from planner.plans.space import Filters, enumerate_plans
 from planner.pricing import by_structure, with_kernels
 from planner.request import Request
+from planner.specs.engine import PROMPT_CONTEXT
 
 Phase = Literal["prefill", "decode"]
 Array = NDArray[np.float64]
@@ -65,17 +66,17 @@ def contest(request: Request, phase: Phase, lengths: Sequence[int], batch: int =
         found += [
             Entry(plan.label, along(plan), plan.chips, seconds[place], fits[place]) for place, plan in enumerate(plans)
         ]
-    return found + (list(_rings(request, lengths)) if phase == "prefill" else [])
+    return found
 
 
 def plain(label: str) -> bool:
     """Whether a label is tensor parallelism alone."""
-    return Plan.parse(label) == Plan(Plan.parse(label).tp) if "CP" not in label else False
+    return Plan.parse(label) == Plan(Plan.parse(label).tp)
 
 
 def along(plan: Plan) -> bool:
-    """Whether a plan's chips share the sequence of a request."""
-    return plan.sharding.sequence > 1
+    """Whether a plan's chips share the sequence of a request, its prompt or its cache."""
+    return plan.cp > 1 or plan.sharding.sequence > 1
 
 
 def best(found: Sequence[Entry], place: int, cut: bool) -> Entry | None:
@@ -112,20 +113,25 @@ def _rows(plans: Sequence[Plan], lengths: Sequence[int], batch: int) -> Rows:
 
 
 def able(request: Request) -> Request:
-    """The request under an engine that can leave a cache by tokens on any ranks."""
-    return request._replace(engine=request.engine._replace(decode_context="any"))
+    """The request under an engine that can share a prompt, and leave a cache by tokens on any ranks."""
+    return request._replace(engine=request.engine._replace(decode_context="any", prompt_context=PROMPT_CONTEXT))
 
 
 def candidates(request: Request, phase: Phase) -> list[Plan]:
-    """Plans of one replica and stage on at most the request's chips; of prompts those that keep requests together."""
+    """Plans of one replica and stage on at most the request's chips.
+
+    Of prompts those that keep requests together, one for each way to process them: where a cache lies afterwards is a
+    matter of decoding, which is looked at with all weights over all chips.
+    """
     asked, placement = able(request), _placement(request)
-    plans, _ = enumerate_plans(
-        asked.model, asked.engine, placement, Filters(pp=(1,), dp=(1,)), asked.workload.weights
-    )  # fmt: skip
+    filters = Filters(pp=(1,), dp=(1,), cp=() if phase == "prefill" else (1,))
+    plans, _ = enumerate_plans(asked.model, asked.engine, placement, filters, asked.workload.weights)
     plans, _ = with_kernels(asked, placement, plans)
-    if phase == "prefill":
-        return [plan for plan in plans if plan.attention in ("heads", "batch")]
-    return plans
+    if phase == "decode":
+        return plans
+    kept = [plan for plan in plans if plan.sharding.batch == 1 and (plan.cp > 1 or plan.attention in WORDS)]
+    kept.sort(key=lambda plan: len(plan.label), reverse=True)
+    return list({plan._replace(attention=plan.attention if plan.cp == 1 else ""): plan for plan in kept}.values())
 
 
 def _grouped(request: Request, phase: Phase) -> Iterator[tuple[Setting, list[Plan]]]:
@@ -134,19 +140,6 @@ def _grouped(request: Request, phase: Phase) -> Iterator[tuple[Setting, list[Pla
 
 def _placement(request: Request) -> Placement:
     return Placement.of(request.hardware, request.gpus, request.slice)
-
-
-def _rings(request: Request, lengths: Sequence[int]) -> Iterator[Entry]:
-    """Prompts in a ring: dense models with plain attention only, until plans hold that dimension."""
-    if request.model.experts is not None or request.model.attention.latent is not None:
-        return
-    for cut in sequence.cuts(request):
-        if cut.cp > 1:
-            timed = [sequence.timed(request, "prefill", cut, tokens) for tokens in lengths]
-            yield Entry(
-                cut.label, True, cut.chips, np.array([each.seconds for each in timed]),
-                np.array([each.fits for each in timed]),
-            )  # fmt: skip
 
 
 class Way(NamedTuple):
@@ -186,7 +179,8 @@ def _of_ways(
     for by in WAYS:
         if by in found:
             continue
-        shape = Filters(tp=(chips,), pp=(1,), dp=(1,)) if by != "layers" else Filters(tp=(1,), pp=(chips,), dp=(1,))
+        tp, pp = (1, chips) if by == "layers" else (chips, 1)
+        shape = Filters(tp=(tp,), pp=(pp,), dp=(1,), cp=(1,))
         plans, _ = enumerate_plans(model, engine, placement, shape, weights)
         plans = [plan for plan in plans if plan.sharding.batch == 1 and (by == "tokens") == along(plan)]
         for setting, alike in by_structure(asked, placement, plans):

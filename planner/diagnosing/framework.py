@@ -118,8 +118,6 @@ class Verdict(NamedTuple):
     lengths: tuple[Length, ...]
     asked: Length
     """At the length in question."""
-    priced: bool = True
-    """Whether there are cuts to compare with: those of prompts of models with experts or latent attention are not."""
 
     @property
     def crossover(self) -> int | None:

@@ -52,7 +52,6 @@ class _Contests(NamedTuple):
     entries: dict[Phase, list[Entry]]
     asked: dict[Phase, int]
     batch: int
-    chips: int
 
     @property
     def context(self) -> int:
@@ -93,7 +92,7 @@ def _contests(request: Request, isl: int, osl: int, longest: int) -> _Contests:
         phase: sorted({*(each for each in LENGTHS if each <= longest), tokens}) for phase, tokens in asked.items()
     }
     entries = {phase: contest(request, phase, values, batch) for phase, values in lengths.items()}
-    return _Contests(lengths, entries, asked, batch, request.gpus)
+    return _Contests(lengths, entries, asked, batch)
 
 
 def _smallest(request: Request, found: _Contests, phase: Phase) -> tuple[int, float]:
@@ -182,8 +181,7 @@ def _verdict(found: _Contests, phase: Phase) -> Verdict:
         )
         for place, tokens in enumerate(found.lengths[phase])
     )  # fmt: skip
-    asked = next(each for each in lengths if each.length == found.asked[phase])
-    return Verdict(phase, "tokens", lengths, asked, any(each.cut for each in found.entries[phase]) or found.chips == 1)
+    return Verdict(phase, "tokens", lengths, next(each for each in lengths if each.length == found.asked[phase]))
 
 
 def _checks(request: Request, spots: Sequence[Spot], found: _Contests) -> Iterator[Check]:

@@ -83,7 +83,7 @@ def print_diagnosis(found: Diagnosis) -> None:
         print()
         print_rows(
             [f"{verdict.phase}: {verdict.axis}", "whole", "ms", "sequence cut", "cut ms", "times"],
-            [_line(length, verdict.priced) for length in verdict.lengths],
+            [_line(length) for length in verdict.lengths],
             right=_RIGHT | {f"{verdict.phase}: {verdict.axis}"},
         )
         show(paragraphs([sentence(verdict)]))
@@ -91,18 +91,16 @@ def print_diagnosis(found: Diagnosis) -> None:
     print_rows(["check", "finding"], [[check.item, check.says] for check in found.checks])
 
 
-def _line(length: Length, priced: bool) -> list[str]:
+def _line(length: Length) -> list[str]:
     cells = [f"{length.length:,}"]
-    for best, known in ((length.whole, True), (length.cut, priced)):
-        cells += ["nothing fits" if known else "-", "-"] if best is None else [best[0], short(best[1] / MS)]
+    for best in (length.whole, length.cut):
+        cells += ["nothing fits", "-"] if best is None else [best[0], short(best[1] / MS)]
     return [*cells, "-" if length.gain is None else f"{length.gain:.2f}"]
 
 
 def sentence(verdict: Verdict) -> str:
     """The verdict in words."""
     asked, phase = verdict.asked, verdict.phase
-    if not verdict.priced:
-        return f"{phase}: cuts of prompts with experts or latent attention are not priced yet."
     if verdict.crossover is None:
         text = f"{phase}: cutting the sequence does not pay at the long end of this range"
     elif verdict.crossover == verdict.lengths[0].length:
