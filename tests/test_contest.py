@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from asking import request as asked
 
-from planner import load_hardware
+from planner import load_hardware, rank
 from planner.costs.layers import Pass, Structure
 from planner.costs.rows import Rows
 from planner.costs.serving import replica_of
@@ -17,6 +17,7 @@ from planner.diagnosing.contest import Entry, along, best, candidates, contest, 
 from planner.diagnosing.framework import least_block
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
+from planner.plans.space import Filters
 from planner.pricing import setting_of
 from planner.request import Request as LanguageRequest
 
@@ -56,6 +57,19 @@ def test_a_long_prompt_goes_over_groups_at_nearly_the_speed_of_all_chips(tp: int
     shared = min(each.seconds[0] for each in found if (plans[each.label].tp, plans[each.label].cp) == (tp, 8 // tp))
     assert one / (8 // tp) <= shared * 1.001
     assert shared <= 1.25 * one / (8 // tp)
+
+
+@pytest.mark.parametrize("model", ["llama3-70b", "mixtral-8x7b"])
+def test_prompts_take_what_the_ranking_says(model: str) -> None:
+    """Under an engine that runs a prompt in one pass, TTFT of the best plan with groups and of the best without."""
+    work = {"concurrency": 1, "isl": 8000, "osl": 64}
+    request = asked(model, 8, "h100-sxm", "ideal", work, filters=Filters(pp=(1,), dp=(1,)))
+    found, rows = contest(request, "prefill", [8000]), list(rank(request).results.rows())
+    for cut in (False, True):
+        chosen = best(found, 0, cut)
+        assert chosen is not None
+        least = min(row["ttft_ms"] for row in rows if (Plan.parse(row["plan"]).cp > 1) == cut)
+        assert float(chosen.seconds[0]) * 1e3 == pytest.approx(least)
 
 
 def test_decode_gains_nothing_before_the_kv_heads_are_used_up_and_something_beyond() -> None:
