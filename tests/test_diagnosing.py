@@ -253,6 +253,16 @@ def test_the_checklist_is_whole_and_has_figures(name: str) -> None:
     assert all(check.figures and check.says for check in found.checks)
 
 
+def test_cuts_that_the_engine_does_not_run_say_so() -> None:
+    """vLLM divides no prompt over groups, and a cache by tokens only where it would be copied."""
+    prefill, decode = of_language("llama3-70b").verdicts
+    assert "vllm does not divide a prompt's tokens" in str(prefill.refused)
+    assert "copies of a KV head" in str(decode.refused)
+    assert of_language("deepseek-v3").verdicts[1].refused is None  # one latent is copied to every chip
+    ideal = asked("llama3-8b", 2, "h100-sxm", "ideal", {"concurrency": 1, "isl": 4096})
+    assert [each.refused for each in language.diagnose(ideal).verdicts] == [None, None]
+
+
 def test_a_crossover_is_where_the_rest_pays() -> None:
     def at(length: int, whole: float | None, cut: float | None) -> Length:
         return Length(length, None if whole is None else ("TP1", whole), None if cut is None else ("CP2", cut))

@@ -118,6 +118,8 @@ class Verdict(NamedTuple):
     lengths: tuple[Length, ...]
     asked: Length
     """At the length in question."""
+    refused: str | None = None
+    """Why the engine itself does not run the cut there, as a sentence; none = it does, or there is none."""
 
     @property
     def crossover(self) -> int | None:

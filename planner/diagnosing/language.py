@@ -32,7 +32,7 @@ from planner.diagnosing.framework import (
 from planner.errors import InputError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
-from planner.plans.rules import refusal
+from planner.plans.rules import refusal, shape_refusal
 from planner.pricing import setting_of
 from planner.request import Request, check
 from planner.specs.dtypes import ACTIVATION_BYTES
@@ -81,7 +81,8 @@ def diagnose(request: Request) -> Diagnosis:
         model.name, request.hardware, f"{engine.name} {engine.version}", request.gpus,
         f"{isl} tokens in, {osl} out, {found.batch} at once", spots,
         (_reach(request, "prefill", isl), _reach(request, "decode", found.context)),
-        (_verdict(found, "prefill"), _verdict(found, "decode")), tuple(_checks(request, spots, found)),
+        (_verdict(request, found, "prefill"), _verdict(request, found, "decode")),
+        tuple(_checks(request, spots, found)),
     )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def _reach(request: Request, phase: str, tokens: int) -> Dependency:
     )  # fmt: skip
 
 
-def _verdict(found: _Contests, phase: Phase) -> Verdict:
+def _verdict(request: Request, found: _Contests, phase: Phase) -> Verdict:
     lengths = tuple(
         Length(
             tokens,
@@ -181,7 +182,12 @@ def _verdict(found: _Contests, phase: Phase) -> Verdict:
         )
         for place, tokens in enumerate(found.lengths[phase])
     )  # fmt: skip
-    return Verdict(phase, "tokens", lengths, next(each for each in lengths if each.length == found.asked[phase]))
+    asked = next(each for each in lengths if each.length == found.asked[phase])
+    refused = None
+    if asked.cut is not None:
+        plan = Plan.parse(asked.cut[0])
+        refused = shape_refusal(request.model, request.engine, plan, request.workload.weights)
+    return Verdict(phase, "tokens", lengths, asked, refused)
 
 
 def _checks(request: Request, spots: Sequence[Spot], found: _Contests) -> Iterator[Check]:
