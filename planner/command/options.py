@@ -93,7 +93,11 @@ Arrivals = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option("--weights", metavar="DTYPE", help="bf16, fp16, fp8, int8, int4, mxfp4; default: the model's own."),
+    typer.Option(
+        "--weights",
+        metavar="DTYPE",
+        help="bf16, fp16, fp8, int8, int4, mxfp4, or two of four pruned as bf16-2:4; default: the model's own.",
+    ),
 ]
 KvCache = Annotated[
     str | None, typer.Option("--kv-cache", metavar="DTYPE", help="bf16, fp16, fp8, int8; default: the engine's rule.")
@@ -162,7 +166,12 @@ Dp = Annotated[
     str | None, typer.Option("--dp", metavar="N,...", help="Replica counts to look at; default: as many as fit.")
 ]
 Ep = Annotated[str | None, typer.Option("--ep", metavar="N,...", help="Expert-parallel degrees.")]
-Cp = Annotated[str | None, typer.Option("--cp", metavar="N,...", help="Context-parallel degrees.")]
+Cp = Annotated[
+    str | None,
+    typer.Option(
+        "--cp", metavar="N,...", help="Context-parallel degrees: groups of tp chips that share a prompt's tokens."
+    ),
+]
 Attention = Annotated[
     str | None,
     typer.Option(
@@ -172,7 +181,12 @@ Attention = Annotated[
     ),
 ]
 PrefillAttention = Annotated[
-    str | None, typer.Option("--prefill-attention", metavar="heads|batch", help="The same in prefill.")
+    str | None,
+    typer.Option(
+        "--prefill-attention",
+        metavar="heads|batch|ring|...",
+        help="The same in prefill; with --cp ring, gather or ulysses.",
+    ),
 ]
 Ffn = Annotated[
     str | None,

@@ -26,6 +26,7 @@ from planner.specs.workload import Arrivals, Schedule
 _SEQUENCES, _TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
 _MOST = 10**9  # beyond, a number is a slip of the keyboard
 ATTENTION = ("heads", "batch")
+PROMPT_CONTEXT = ("ring", "gather", "ulysses")
 """Ways to shard attention and its KV cache."""
 FFN = ("1d", "2d", "wg-x", "wg-xy", "wg-xyz")
 """Layouts of the projections over a tensor-parallel group (Pope et al. 2022, section 3.2)."""
@@ -197,6 +198,9 @@ class Engine(NamedTuple):
     overlap: Overlap | None = None
     expert_parallel: Literal["group", "divides"] | None = None
     """Whole experts on different ranks: over a whole tensor-parallel group, over any divisor of it, or never."""
+    expert_rows: Literal["own", "all"] = "own"
+    """With whole experts on different ranks and no all-to-all: kernels for experts run on a rank's own (token, expert)
+    pairs, or write and read rows for all of them, zeros in those of other ranks."""
     exchange: Exchange | None = None
     """none = a gather in 16 bit."""
     attention_dp: Literal["divides", "equal"] | None = None
@@ -206,6 +210,8 @@ class Engine(NamedTuple):
     decode_context: Literal["copies", "any"] | None = None
     """Whether a request's cache can lie on several ranks by tokens while it decodes (as `heads2xseq4`): on those that
     else hold copies of a KV head, on any, or not at all."""
+    prompt_context: tuple[str, ...] = ()
+    """How it divides the tokens of a prompt over groups of chips (`cp`): ring, gather, ulysses; none = not at all."""
     aliases: tuple[str, ...] = ()
     since: str | None = None
     """The first version that this file stands for; it ends where the next file of this engine begins."""
@@ -237,7 +243,9 @@ class Engine(NamedTuple):
 
     def kv_dtype(self, weights: str, hardware: Hardware | None = None) -> str:
         """Dtype of the KV cache when none is asked for: on this hardware, else for these weights, else always."""
-        own = {} if hardware is None else hardware.kv_cache
+        own, stored = {} if hardware is None else hardware.kv_cache, WEIGHTS.get(weights)
+        if stored is not None and stored.dense is not None and weights not in {**own, **self.kv_cache.by_weights}:
+            weights = stored.dense  # pruned weights change nothing about the cache
         return own.get(weights, self.kv_cache.by_weights.get(weights, self.kv_cache.default))
 
     def limited(self, sequences: int | None = None, tokens: int | None = None) -> Engine:
@@ -286,11 +294,16 @@ class Engine(NamedTuple):
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """(key path, sentence) wherever a value is none of those that exist."""
         yield from () if self.exchange is None else self.exchange.contradictions()
-        for key, kinds, known in (("attention", self.attention, ATTENTION), ("ffn", self.ffn, FFN)):
+        lists = (
+            ("attention", self.attention, ATTENTION),
+            ("ffn", self.ffn, FFN),
+            ("prompt_context", self.prompt_context, PROMPT_CONTEXT),
+        )
+        for key, kinds, known in lists:
             for index, kind in enumerate(kinds):
                 if kind not in known:
                     yield f"{key}.{index}", f"found {kind!r}, expected one of {', '.join(known)}"
-            if not kinds:
+            if not kinds and key != "prompt_context":
                 yield key, f"is empty, expected at least one of {', '.join(known)}"
         for key, dtype in (("default", self.kv_cache.default), *self.kv_cache.by_weights.items()):
             if dtype not in KV_CACHE:
