@@ -106,7 +106,8 @@ class Block:
         if self.part == "experts":
             ranks, ep = self._ranks(degrees)
             exchange = engine.exchange or Exchange()
-            spread = Spread(ep, ranks / ep, 1, exchange.redundant, exchange.imbalance)
+            padded = engine.expert_rows == "all"  # every rank has all tokens here
+            spread = Spread(ep, ranks / ep, 1, exchange.redundant, exchange.imbalance, padded=padded)
         counted, _ = count(model, engine, shard, work, formats, Structure(), spread)
         after: set[str] = set()
         if spread is not None:
