@@ -123,10 +123,10 @@ class _Undo(NamedTuple):
     end: list[float]
     """Tasks behind the cut and their times."""
     idle: list[float]
-    lengths: list[int]
-    """Tasks that each lane kept."""
-    cut: list[tuple[int, list[int]]]
-    """(lane, the tasks that it lost)."""
+    lengths: dict[int, int]
+    """Tasks that the lanes of new ones had."""
+    cut: list[tuple[int, int, list[int]]]
+    """(lane, how many tasks it kept, those that it lost)."""
     cost: float
 
 
@@ -266,14 +266,14 @@ class Simulation:
         """
         self._settle()
         graph, ready, end = self.graph, self._ready, self._end
-        edges: dict[tuple[int, int], None] = {}
+        edges: list[tuple[int, int]] = []
         changed, gone = [], set[int]()
         for operator in changes:
             own, closings = self._own[operator], self._closings[operator]
             changed.append((operator, self.strategy[operator], own, self._outputs[operator], closings))
             gone.update(own, closings)
-            edges.update(((operator, place), None) for place in range(len(graph.operators[operator].inputs)))
-            edges.update((edge, None) for edge in graph.readers[operator])
+            edges += [(operator, place) for place in range(len(graph.operators[operator].inputs))]
+            edges += [edge for edge in graph.readers[operator] if edge[0] not in changes]
         transfers = {edge: self._transfers[edge] for edge in edges}
         gone.update(*transfers.values())
         neighbours = self._detach(edges, gone)
@@ -284,19 +284,21 @@ class Simulation:
         for edge in edges:
             made += self._join(*edge)
         self._lanes()
-        first, fresh = min([ready[task] for task in gone]), set(made)
+        lengths = {lane: len(self._order[lane]) for lane in {self._lane[task] for task in made}}
+        first = min([ready[task] for task in gone])
         for task in made:
+            end[task] = inf
+        for task in made:  # those that wait for others of them are not ready before these
             latest = 0.0
             for other in self._before[task]:
-                if other in fresh:
+                if end[other] >= first:
                     break
                 latest = max(latest, end[other])
             else:
-                first = min(first, latest)
+                first = latest
         idle = self._idle.copy()
         cut, redone = self._cut(first)
         old = redone, list(map(ready.__getitem__, redone)), list(map(end.__getitem__, redone)), idle
-        lengths = list(map(len, self._order))
         self._undo = _Undo(changed, transfers, neighbours, made, *old, lengths, cut, self.cost)
         self.cost = self._again([task for task in redone if task not in gone] + made)
         return self.cost
@@ -332,8 +334,8 @@ class Simulation:
                 starts.append(task)
         return self._run(starts)
 
-    def _cut(self, first: float) -> tuple[list[tuple[int, list[int]]], list[int]]:
-        """Takes tasks that are ready at a moment or later from the timeline; ((lane, its taken tasks), all of them)."""
+    def _cut(self, first: float) -> tuple[list[tuple[int, int, list[int]]], list[int]]:
+        """Takes tasks that are ready at a moment or later from the timeline; (as `_Undo.cut`, all of them)."""
         ready, order, idle = self._ready, self._order, self._idle
         cut, redone = [], list[int]()
         for lane in [lane for lane, end in enumerate(idle) if end >= first]:
@@ -344,7 +346,7 @@ class Simulation:
             if place < len(tasks):
                 tail = tasks[place:]
                 del tasks[place:]
-                cut.append((lane, tail))
+                cut.append((lane, place, tail))
                 redone += tail
                 idle[lane] = self._end[tasks[-1]] if place else 0.0
         return cut, redone
@@ -359,11 +361,10 @@ class Simulation:
         if undo is None:
             raise ValueError("no change to take back")
         self._undo = None
-        for lane in {self._lane[task] for task in undo.made}:
-            del self._order[lane][undo.lengths[lane] :]
-        for lane, tail in undo.cut:
-            del self._order[lane][undo.lengths[lane] :]
-            self._order[lane] += tail
+        for lane, kept in undo.lengths.items():
+            del self._order[lane][kept:]
+        for lane, kept, tail in undo.cut:
+            self._order[lane][kept:] = tail
         ready, end = self._ready, self._end
         for task, at, done in zip(undo.redone, undo.ready, undo.end, strict=True):
             ready[task], end[task] = at, done
