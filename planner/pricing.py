@@ -375,7 +375,7 @@ def _loads(which: NDArray[np.intp], most: Array) -> tuple[NDArray[np.intp], Arra
     Rows of a plan stand together, loads ascending.
     """
     top = int(np.ceil(np.log2(np.max(most)))) + 1
-    steps = np.unique([step for power in range(top + 1) for step in (2.0**power, np.floor(1.5 * 2.0**power))])
+    steps = np.array(sorted({step for power in range(top + 1) for step in (2.0**power, np.floor(1.5 * 2.0**power))}))
     loads = [np.append(steps[steps < limit], limit) for limit in most]
     return np.repeat(which, [len(load) for load in loads]), np.concatenate(loads)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
 from planner.plans.placement import Mesh, Placement
 from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of
-from planner.plans.rules import most_ranks, refusal, shape_refusal, sharding_refusal
+from planner.plans.rules import Shapes, most_ranks, sharding_refusal
 from planner.plans.sharding import WORDS, Sharding, implied_prefill
 from planner.specs.engine import Engine
 from planner.specs.model import Model
@@ -56,8 +56,9 @@ def enumerate_plans(
     """
     allowed: list[Plan] = []
     refused: list[Refused] = []
-    for plan in _candidates(model, engine, placement, filters, weights):
-        reason = refusal(model, engine, placement, plan, weights)
+    shapes = Shapes(model, engine, weights)
+    for plan in _candidates(model, engine, placement, filters, shapes):
+        reason = shapes.refusal(plan, placement)
         if reason is None:
             allowed.append(plan)
         else:
@@ -65,17 +66,15 @@ def enumerate_plans(
     return allowed, refused
 
 
-def _candidates(
-    model: Model, engine: Engine, placement: Placement, filters: Filters, weights: str | None
-) -> Iterator[Plan]:
+def _candidates(model: Model, engine: Engine, placement: Placement, filters: Filters, shapes: Shapes) -> Iterator[Plan]:
     filters = filters.distinct()
     for tp in filters.tp or _degrees(model, engine, placement):
         products = list(_products(model, engine, tp)) if tp <= placement.usable else []
         sharding = list(_sharding(engine, filters, products))
+        too_wide = tp > placement.usable
         deepest = max(1, min(model.layers, placement.usable // tp))
         layouts = list(_layouts(model, engine, placement, filters, tp))
         spreads = filters.ep or _spreads(model, engine, placement, tp)
-        bare = _bare(model, engine, placement, tp, weights)
         for pp in filters.pp or range(1, 1 + deepest):
             for cp, ep in product(filters.cp or (1,), spreads):
                 most = max(1, placement.replicas(tp, pp, cp))
@@ -88,22 +87,9 @@ def _candidates(
                         if pp & (pp - 1) and not filters.pp:
                             continue  # and are looked at on one stage and on powers of two
                     plan = Plan(tp, pp, dp, ep, cp, attention, prefill_attention, *layout)
-                    if pp > 1 and not filters.pp and bare(plan):
+                    if pp > 1 and not filters.pp and (too_wide or shapes.shape_refusal(plan._replace(pp=1))):
                         continue  # refused on one stage for what stages do not change
                     yield plan
-
-
-def _bare(model: Model, engine: Engine, placement: Placement, tp: int, weights: str | None) -> Callable[[Plan], bool]:
-    """Whether a plan of so many ranks is refused for its shape alone, however deep its pipeline; each asked once."""
-    known: dict[Plan, bool] = {}
-
-    def asked(plan: Plan) -> bool:
-        shape = plan._replace(pp=1, dp=1)
-        if shape not in known:
-            known[shape] = tp > placement.usable or shape_refusal(model, engine, shape, weights) is not None
-        return known[shape]
-
-    return asked
 
 
 def _degrees(model: Model, engine: Engine, placement: Placement) -> Iterator[int]:
