@@ -474,9 +474,12 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
                 f"there is KV room for {fitted.by_memory[index]:.0f}"
             )
         else:
+            held, free = fitted.kv[index], limit - fitted.weights[index] - fitted.other[index]
+            # else it is pages still empty that would overflow, or another stage
+            figures = f" ({held / GIB:.1f} GiB on the fullest chip, {free / GIB:.1f} GiB free)" if held > free else ""
             reasons[index] = (
                 f"KV room for {fitted.max_concurrency[index]:.0f} requests of {fitted.needed[index]:.0f} tokens, "
-                f"{concurrency[index]:.0f} asked"
+                f"{concurrency[index]:.0f} asked{figures}"
             )
     return reasons
 
