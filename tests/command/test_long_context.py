@@ -30,7 +30,7 @@ def test_one_chip_refuses_a_million_tokens_and_says_how_many_would_do() -> None:
 
 
 def test_the_number_of_chips_that_it_says_is_the_smallest() -> None:
-    """Seven chips have the room (526 GiB, 501 needed), but no split of 32 heads and 32 layers over seven is that even."""
+    """Seven chips have the room (526 GiB, 501 needed), but 32 heads or layers are not that even over seven."""
     assert run(*LWM, "--gpus", 7, "--engine", "ideal", "--quiet").status == 3
     rows = run(*LWM, "--gpus", 8, "--engine", "ideal", "--csv", "-", "--top", 0).rows
     plans = [Plan.parse(row["plan"]) for row in rows]
