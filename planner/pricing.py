@@ -21,6 +21,7 @@ from planner.plans.rules import draft_refusal
 from planner.plans.space import Refused, enumerate_plans
 from planner.request import TIMES, Limits, Request, check
 from planner.results import Results, results_of
+from planner.specs.engine import Scheduler
 from planner.units import GIB, MS
 
 Array = NDArray[np.float64]
@@ -454,6 +455,7 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
     over = fitted.weights + fitted.other >= limit
     beyond = limit + fitted.outside > setting.budget.chip * (1 + 1e-9)
     short = concurrency > fitted.max_concurrency
+    grouped = setting.structure.attention == "data"
     reasons: list[str | None] = [None] * len(over)
     for index in np.flatnonzero(over | beyond | short):
         if over[index]:
@@ -468,7 +470,7 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
             )
         elif fitted.by_memory[index] >= concurrency[index]:
             reasons[index] = (
-                f"the engine runs at most {_sequences(setting.engine.scheduler.max_sequences)} a replica"
+                f"the engine runs at most {_sequences(setting.engine.scheduler, grouped)} a replica"
                 f"{', and as many as its tokens of an iteration leave for drafts' if setting.drafting else ''}, "
                 f"{fitted.max_concurrency[index]:.0f} in all, {concurrency[index]:.0f} asked; "
                 f"there is KV room for {fitted.by_memory[index]:.0f}"
@@ -484,5 +486,7 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
     return reasons
 
 
-def _sequences(count: int) -> str:
-    return f"{count} sequence{'' if count == 1 else 's'}"
+def _sequences(scheduler: Scheduler, grouped: bool) -> str:
+    count = scheduler.max_sequences
+    each = " in each group of" if grouped and scheduler.group_sequences == "each" else ""
+    return f"{count} sequence{'' if count == 1 else 's'}{each}"
