@@ -202,6 +202,9 @@ class Engine(NamedTuple):
     fused_block: bool = False
     """Where attention and FFN stand side by side, their input projections are one product, and their outputs too."""
     overlap: Overlap | None = None
+    sequence_overlap: Overlap | None = None
+    """Of what ranks that share a request's cache by tokens exchange, the share that goes while the next request's
+    attention runs; none = attention of all requests ends first."""
     expert_parallel: Literal["group", "divides"] | None = None
     """Whole experts on different ranks: over a whole tensor-parallel group, over any divisor of it, or never."""
     exchange: Exchange | None = None
