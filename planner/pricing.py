@@ -488,5 +488,5 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
 
 def _sequences(scheduler: Scheduler, grouped: bool) -> str:
     count = scheduler.max_sequences
-    each = " in each group of" if grouped and scheduler.group_sequences == "each" else ""
-    return f"{count} sequence{'' if count == 1 else 's'}{each}"
+    which = {"each": " in each group of", "shared": " shared out to the groups of"}[scheduler.group_sequences]
+    return f"{count} sequence{'' if count == 1 else 's'}{which if grouped else ''}"

@@ -23,7 +23,7 @@ def sequences_of(scheduler: Scheduler, groups: Num, drafted: Num | None = None) 
     """
     own: Num = scheduler.max_sequences
     if scheduler.group_sequences == "shared":
-        own = np.maximum(1.0, np.floor(own / np.asarray(groups)))
+        own = np.floor(own / np.asarray(groups))  # none at all where there are more groups
     budget = budget_of(scheduler, groups)
     if drafted is not None and scheduler.prefill == "mixed" and budget is not None:
         own = np.minimum(own, np.floor(budget / (drafted + 1.0)))

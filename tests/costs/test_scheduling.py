@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import run
 
 from planner import Engine, Hardware, Model, load_engine, load_hardware, load_model
 from planner.costs.layers import Pass, causal_pairs
@@ -55,7 +56,7 @@ def test_one_server_shares_out_what_its_options_name() -> None:
     assert sequences_of(SGLANG.scheduler, 8) == 8 * 2048
     asked = SGLANG.limited(sequences=100).scheduler
     assert np.asarray(sequences_of(asked, np.array([1.0, 8.0, 64.0]))).tolist() == [100, 96, 64]
-    assert float(np.asarray(sequences_of(asked, 200))) == 200  # never less than one each
+    assert float(np.asarray(sequences_of(asked, 200))) == 0  # not one for each: such a server does not start
     assert budget_of(SGLANG.limited(tokens=65536).scheduler, 8) == 8192
 
 
@@ -73,6 +74,20 @@ def test_the_limit_of_sequences_decides_what_fits(engine: Engine, factor: int) -
         setting = setting_for(label, engine)
         _, fitted, _ = served(label, setting, [1])
         assert fitted.max_concurrency[0] == min(256 * (factor if groups == 8 else 1), fitted.by_memory[0])
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ("vllm", "at most 4 sequences in each group of a replica, 32 in all, 64 asked"),
+        ("sglang", "at most 4 sequences shared out to the groups of a replica, 0 in all, 64 asked"),
+    ],
+)
+def test_a_refusal_says_whose_the_limit_is(engine: str, reason: str) -> None:
+    named = ("--max-num-seqs", 4, "--concurrency", 64, "--attention", "batch8", "--engine", engine)
+    done = run("--model", "deepseek-v3", "--hardware", "h200", "--gpus", 8, *named)
+    assert done.status == 3
+    assert reason in done.err
 
 
 def test_a_rank_with_an_eighth_of_the_tokens_takes_more_passes_for_a_prompt() -> None:
