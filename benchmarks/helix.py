@@ -56,7 +56,7 @@ def question(model: str, batch: int | None = None, budget: float | None = None, 
         objective="tpot" if budget is None else "throughput",
         workload=Workload(isl=CONTEXT, osl=2, concurrency=batch, schedule="static", weights="int4", kv_cache="fp8"),
         limits=Limits(tpot=budget),
-        filters=Filters(pp=(1, 2, 4), ffn=("1d",), prefill_ffn=("1d",)),
+        filters=Filters(pp=(1, 2, 4), cp=(1,), ffn=("1d",), prefill_ffn=("1d",)),
     )
 
 

@@ -27,10 +27,19 @@ from planner.request import Request
 R1, LLAMA = "deepseek-r1", "llama3.1-405b"
 SHAPES = {
     R1: Filters(
-        tp=(4, 8, 16, 32), pp=(1,), ep=(1,), attention=("heads", "seq4", "seq8", "seq16", "seq32", "heads2xseq16")
+        tp=(4, 8, 16, 32),
+        pp=(1,),
+        cp=(1,),
+        ep=(1,),
+        attention=("heads", "seq4", "seq8", "seq16", "seq32", "heads2xseq16"),
     ),
     LLAMA: Filters(
-        tp=(8, 16, 32), pp=(1,), attention=("heads", "heads8xseq2", "heads8xseq4"), ffn=("1d",), prefill_ffn=("1d",)
+        tp=(8, 16, 32),
+        pp=(1,),
+        cp=(1,),
+        attention=("heads", "heads8xseq2", "heads8xseq4"),
+        ffn=("1d",),
+        prefill_ffn=("1d",),
     ),
 }
 

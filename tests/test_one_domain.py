@@ -15,7 +15,7 @@ from planner.results import Results
 
 WIDE = (16, 18, 24, 32, 36, 64, 72)
 LLAMA, DEEPSEEK = load_model("llama3.1-405b"), load_model("deepseek-v3")
-PLAIN: dict[str, Any] = {"pp": (1,), "attention": ("heads",), "ffn": ("1d",), "prefill_ffn": ("1d",)}
+PLAIN: dict[str, Any] = {"pp": (1,), "cp": (1,), "attention": ("heads",), "ffn": ("1d",), "prefill_ffn": ("1d",)}
 
 
 def ranked(hardware: Hardware, engine: Any, tp: tuple[int, ...] = (8, 16, 32, 64), **options: Any) -> Results:

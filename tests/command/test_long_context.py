@@ -47,7 +47,7 @@ def test_a_sequence_that_is_named_gets_its_chips() -> None:
     refused = run(*named, "--gpus", 1)
     assert refused.status == 3
     assert refused.err.rstrip().endswith("The smallest change that would do: --gpus 8")
-    sized = run(*named, "--max-gpus", 64, "--pp", 1, "--csv", "-").rows
+    sized = run(*named, "--max-gpus", 64, "--pp", 1, "--cp", 1, "--csv", "-").rows
     assert (sized[0]["plan"], sized[0]["gpus"]) == ("TP8/seq8", "8")
     wide = run(*LWM, "--engine", "ideal", "--attention", "seq4", "--gpus", 4)  # four chips are too few whatever is cut
     assert wide.status == 3
