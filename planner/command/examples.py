@@ -80,6 +80,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "crossover": (
         Example("from which load on another plan leads", "crossover -m llama3-70b --gpus 8 --vary concurrency"),
+        Example(
+            "over loads and prompts, and one plan for all of it",
+            "crossover -m llama3-70b --gpus 8 --vary concurrency\n--vary isl --to 256 --to 4096",
+        ),
         Example("of an image model, from how many chips on", "crossover -m sd3 -H l40 --vary gpus"),
         Example(
             "from which batch on weights are gathered",

@@ -27,7 +27,7 @@ CONTRACT = {
     "--attention --prefill-attention --ffn --prefill-ffn --max-ttft --max-tpot --max-latency --csv --json --no-header "
     "--quiet --debug --top --jobs": ("sweep",),
     "--vary --from --to --model --hardware --engine --gpus --isl --osl --concurrency --objective --tp --attention "
-    "--ffn --grid --slice --csv --json --no-header --quiet --debug": ("crossover",),
+    "--ffn --grid --slice --arrival-rate --plot --csv --json --no-header --quiet --debug": ("crossover",),
     "--image --frames --steps --warmup": ("rank", "explain", "launch", "diagnose", "crossover"),
     "--cfg --ulysses --ring --pipefusion --patches --exact --parallel-vae": ("rank",),
     "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "

@@ -1,0 +1,1 @@
+"""Plans that change: by phase, by iteration, and over a region of loads and lengths."""
