@@ -56,6 +56,7 @@ HELPS = (
     "explain",
     "compare",
     "crossover",
+    "shift",
     "search",
     "diagnose",
     "show",

@@ -82,12 +82,19 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("from which load on another plan leads", "crossover -m llama3-70b --gpus 8 --vary concurrency"),
         Example(
             "over loads and prompts, and one plan for all of it",
-            "crossover -m llama3-70b --gpus 8 --vary concurrency\n--vary isl --to 256 --to 4096",
+            "crossover -m llama3-70b --gpus 8\n--vary concurrency --vary isl --to 256 --to 4096",
         ),
         Example("of an image model, from how many chips on", "crossover -m sd3 -H l40 --vary gpus"),
         Example(
             "from which batch on weights are gathered",
             "crossover -m palm-62b -H tpu-v4 --gpus 32 --tp 32\n--isl 1984 --osl 64 --vary tokens --to 1000000",
+        ),
+    ),
+    "shift": (
+        Example("over the load, and where it changes", "shift -m llama3.1-70b -H h200 --weights fp8\n--isl 4096"),
+        Example(
+            "under bursts, with a base of your own",
+            "shift -m llama3-8b --gpus 4 --base SP4\n--arrival-rate 40 --burstiness 3 --requests 200",
         ),
     ),
     "search": (

@@ -28,6 +28,8 @@ CONTRACT = {
     "--quiet --debug --top --jobs": ("sweep",),
     "--vary --from --to --model --hardware --engine --gpus --isl --osl --concurrency --objective --tp --attention "
     "--ffn --grid --slice --arrival-rate --plot --csv --json --no-header --quiet --debug": ("crossover",),
+    "--model --hardware --engine --gpus --replica --base --threshold --isl --osl --concurrency --arrival-rate "
+    "--burstiness --requests --seed --weights --kv-cache --csv --json --no-header --quiet --debug": ("shift",),
     "--image --frames --steps --warmup": ("rank", "explain", "launch", "diagnose", "crossover"),
     "--cfg --ulysses --ring --pipefusion --patches --exact --parallel-vae": ("rank",),
     "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "
@@ -61,6 +63,7 @@ CONTRACT = {
         "explain",
         "compare",
         "crossover",
+        "shift",
         "diagnose",
         "validate",
         "launch",
@@ -97,6 +100,7 @@ def test_every_command_word_runs() -> None:
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
     words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
+    words |= {"shift": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"diagnose": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:

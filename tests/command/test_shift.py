@@ -1,0 +1,59 @@
+"""`plan shift`: its table, its files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers import run
+
+ASKED = ("shift", "-m", "llama3-8b", "--gpus", "4", "--isl", "2000")
+
+
+def test_systems_over_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    done = run(*ASKED)
+    assert (done.status, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= 70
+    assert lines[1].split()[:2] == ["1", "shift"]
+    text = " ".join(done.out.split())
+    assert "Ranks of TP4 in the order 0, 1, 2, 3" in text
+    assert "25.0% more" in text
+
+
+def test_csv_and_json_say_the_same() -> None:
+    rows, objects = run(*ASKED, "--csv", "-").rows, json.loads(run(*ASKED, "--json", "-").out)
+    assert [row["system"] for row in rows] == [each["system"] for each in objects]
+    assert {row["at"] for row in rows} == {"load", "peak"}
+    for row in rows:
+        if row["tpot_ms"]:
+            latency = float(row["ttft_ms"]) + 255 * float(row["tpot_ms"])
+            assert float(row["latency_ms"]) == pytest.approx(latency, rel=1e-4)
+
+
+def test_requests_one_by_one_come_out_the_same_again() -> None:
+    words = (*ASKED, "--base", "SP4", "--arrival-rate", "8", "--requests", "60", "--burstiness", "2", "--csv", "-")
+    first, again, other = run(*words), run(*words), run(*words, "--seed", "2")
+    assert first.out == again.out != other.out
+    assert {row["system"] for row in first.rows} == {"shift", "TP4", "DP4", "SP4"}
+    for row in first.rows:
+        assert float(row["ttft_p50_ms"]) <= float(row["ttft_p90_ms"]) <= float(row["ttft_p99_ms"])
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (("--base", "SP"), 2, "'SP' is no base: expected sequence and tensor parallelism, as SP8 or SP4xTP2"),
+        (("--base", "SP8"), 2, "a replica of 8 chips: --gpus is 4"),
+        (("--arrival-rate", "1", "--concurrency", "2"), 2, "give one of them"),
+        (("--arrival-rate", "1", "--burstiness", "-1"), 2, "--burstiness must be from 0"),
+        (("--arrival-rate", "1", "--requests", "1000000"), 2, "--requests must be at most 100000"),
+        (("--memory-limit", "12GiB"), 3, "no base of 4 chips can shift: SP4: weights"),
+    ],
+)
+def test_what_is_refused(words: tuple[str, ...], status: int, sentence: str) -> None:
+    done = run(*ASKED, *words)
+    assert done.status == status
+    assert sentence in " ".join(done.err.split())
+    assert not done.out
