@@ -57,6 +57,7 @@ HELPS = (
     "compare",
     "crossover",
     "shift",
+    "elastic",
     "search",
     "diagnose",
     "show",

@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "plans, hardware, engines or models side by side, and where their order flips",
     "crossover": "where the best plan changes along the load, the prompt or the chips",
     "shift": "sequence parallelism for large passes, tensor parallelism for small ones, over the load",
+    "elastic": "sequence parallelism that follows each batch, against deployments that stand still",
     "search": "strategies beyond TP x PP x DP, operator by operator, against the best template",
     "diagnose": "whether cutting the sequence pays: roofline, dependencies, crossover, checklist",
     "estimate": "price one given plan, or every row of a file",

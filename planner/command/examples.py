@@ -97,6 +97,14 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "shift -m llama3-8b --gpus 4 --base SP4\n--arrival-rate 40 --burstiness 3 --requests 200",
         ),
     ),
+    "elastic": (
+        Example("a long prompt in ten", "elastic -m lwm-7b -H a100-80gb-sxm --requests 40"),
+        Example(
+            "documents and their summaries",
+            "elastic -m lwm-7b -H a100-80gb-sxm --short 1000\n--long 100000 --long-share 0.3 --osl 100\n"
+            "--arrival-rate 0.2 --requests 20",
+        ),
+    ),
     "search": (
         Example("how far the best template is from the optimum", "search -m llama3-70b --gpus 16"),
         Example(

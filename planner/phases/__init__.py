@@ -1,1 +1,1 @@
-"""Plans that change: by phase, by iteration, and over a region of loads and lengths."""
+"""Prefill and decode with plans of their own, and parallelism that follows the load."""

@@ -30,6 +30,8 @@ CONTRACT = {
     "--ffn --grid --slice --arrival-rate --plot --csv --json --no-header --quiet --debug": ("crossover",),
     "--model --hardware --engine --gpus --replica --base --threshold --isl --osl --concurrency --arrival-rate "
     "--burstiness --requests --seed --weights --kv-cache --csv --json --no-header --quiet --debug": ("shift",),
+    "--model --hardware --engine --gpus --tp --short --long --long-share --osl --arrival-rate --requests --seed "
+    "--chunk --slo-scale --attainment --weights --kv-cache --csv --json --no-header --quiet --debug": ("elastic",),
     "--image --frames --steps --warmup": ("rank", "explain", "launch", "diagnose", "crossover"),
     "--cfg --ulysses --ring --pipefusion --patches --exact --parallel-vae": ("rank",),
     "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "
@@ -64,6 +66,7 @@ CONTRACT = {
         "compare",
         "crossover",
         "shift",
+        "elastic",
         "diagnose",
         "validate",
         "launch",
@@ -101,6 +104,7 @@ def test_every_command_word_runs() -> None:
     words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
     words |= {"shift": ("-m", "llama3-8b", "--gpus", "2")}
+    words |= {"elastic": ("-m", "lwm-7b", "-H", "a100-80gb-sxm", "--long", "9000", "--requests", "5")}
     words |= {"diagnose": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
