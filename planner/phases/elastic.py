@@ -1,9 +1,10 @@
 """Elastic sequence parallelism beside deployments whose parallelism stands still, on prompts short and long.
 
-The same requests, one by one, through four systems on the same chips: the instances of `esp`; one tensor-parallel group
-of all chips where prompts run first and whole; the same with chunks of prompts that ride with decodes; and two groups
-of half the chips each, for prompts and for decodes, between which KV goes over the wires. A system's highest rate is
-that at which so many requests are no slower than a multiple of what they take alone.
+The same requests, one by one, through six systems on the same chips: the instances of `esp`; one tensor-parallel group
+of all chips where prompts run first and whole; the same with chunks of prompts that ride with decodes; two groups of
+half the chips each, for prompts and for decodes, between which KV goes over the wires; the instances in one ring for
+every pass; and each of them a replica of its own. A system's highest rate is that at which so many requests are no
+slower than a multiple of what they take alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from planner.specs.lengths import Population
 from planner.units import US
 
 Array = NDArray[np.float64]
-NAMES = ("elastic", "whole prompts", "chunked prompts", "disaggregated")
+NAMES = ("elastic", "whole prompts", "chunked prompts", "disaggregated", "fixed ring", "replicas")
 """Of the systems."""
 NEAR = 1.05
 """Ratio of two rates between which the highest one is not looked for."""
@@ -66,7 +67,7 @@ class System(NamedTuple):
     serve: Callable[[Trace], Served]
     """Raises ValueError where a request does not fit."""
     tokens: float
-    """Of KV that it holds; the decode group's where there are two."""
+    """Of KV that a request may take: of the group for answers, or of one replica, where these are apart."""
 
 
 class Elastic(NamedTuple):
@@ -164,12 +165,18 @@ def elastic(request: Request, tp: int, chunk: int, longest: float) -> Elastic:
         found = run(trace)
         return Served(found.first, found.finish)
 
+    def fixed(trace: Trace) -> Served:
+        found = Cluster([room] * instances, costs, fixed=True).run(trace)
+        return Served(found.first, found.finish)
+
     every = request.gpus
     systems = (
         System(NAMES[0], f"{instances} x TP{tp}", serve, room * instances),
         _static(setting, every, NAMES[1], None, longest),
         _static(setting, every, NAMES[2], chunk, longest),
         _disaggregated(setting, every // 2, longest),
+        System(NAMES[4], f"SP{instances} of TP{tp}", fixed, room * instances),
+        _replicated(setting, tp, instances, longest),
     )
     return Elastic(request, tp, instances, costs, costs.fits, systems, _alone(setting, every), run)
 
@@ -257,6 +264,24 @@ def _static(setting: Setting, tp: int, name: str, chunk: int | None, longest: fl
 
     label = f"TP{tp}" + (f", chunks of {chunk}" if chunk is not None else ", prompts first")
     return System(name, label, serve, _tokens(setting, tp))
+
+
+def _replicated(setting: Setting, tp: int, replicas: int, longest: float) -> System:
+    """The instances as replicas, each request on the one with the fewest."""
+    make = _server(setting, tp, None, longest, longest)
+
+    def serve(trace: Trace) -> Served:
+        fleet, jobs = [make() for _ in range(replicas)], _jobs(trace)
+        for job in jobs:
+            for server in fleet:
+                server.advance(job.arrival)
+            min(fleet, key=lambda server: server.outstanding).submit(job)
+        for server in fleet:
+            server.advance()
+        found = fleet_outcome(jobs, fleet, np.zeros(len(jobs), dtype=int))
+        return Served(found.first, found.finish)
+
+    return System(NAMES[5], f"{replicas} x TP{tp}, each alone", serve, _tokens(setting, tp))
 
 
 def _jobs(trace: Trace) -> list[Job]:

@@ -137,13 +137,15 @@ class Cluster:
     Args:
         room: [instances] tokens of KV that each holds.
         costs: what passes take.
+        fixed: every pass runs on all instances, prompts before decodes, and KV lies on all of them: sequence
+            parallelism that stands still.
 
     Raises:
         ValueError: a request that all instances together cannot hold (by `run`).
     """
 
-    def __init__(self, room: Sequence[float], costs: Costs) -> None:
-        self.room, self.costs, self.count = list(room), costs, len(room)
+    def __init__(self, room: Sequence[float], costs: Costs, fixed: bool = False) -> None:
+        self.room, self.costs, self.count, self.fixed = list(room), costs, len(room), fixed
         self.left = list(room)
         """Tokens that each instance has room for now."""
         self.busy = [False] * self.count  # in a pass over prompts
@@ -261,6 +263,9 @@ class Cluster:
 
     def _prefill(self, now: float) -> None:
         """Steps 1 to 4 for what waits."""
+        if self.fixed:
+            self._prefill_on_all(now)
+            return
         group = self._idle()
         chosen = self._dispatched(group)
         paused: list[Decodes] = []
@@ -286,6 +291,15 @@ class Cluster:
                 [chosen[place] for place in each.requests], [group[place] for place in each.instances], paused, starts
             )
         if division.batches:
+            for _ in chosen:
+                self.waiting.popleft()
+
+    def _prefill_on_all(self, now: float) -> None:
+        every = list(range(self.count))
+        chosen = [] if any(self.busy) else self._dispatched(every)
+        if chosen:
+            paused = list(self.decodes)
+            self._launch(chosen, every, paused, max([now, *(batch.end for batch in paused if batch.runs)]))
             for _ in chosen:
                 self.waiting.popleft()
 
@@ -374,6 +388,8 @@ class Cluster:
         self._push(at + seconds, Prefill(jobs, instances, stays, paused))
 
     def _stays(self, needs: float, instances: Sequence[int], paused: Sequence[Decodes]) -> list[int]:
+        if self.fixed:
+            return list(instances)
         homes = {instance for batch in paused for instance in batch.instances}
         alone = [each for each in instances if self.left[each] >= needs]
         if alone:
@@ -401,7 +417,7 @@ class Cluster:
             return
         requests, mean, degree = len(batch.jobs), batch.context / len(batch.jobs) + 1, len(batch.instances)
         row = self.costs.decoding(requests, degree, degree)
-        if not self.waiting:
+        if not self.waiting and not self.fixed:
             row = self._with_masters(batch, row, mean)
         steps = int(min(job.osl - job.emitted for job in batch.jobs))
         first = row.at(mean).whole
