@@ -27,7 +27,7 @@ def found(asked: Request, names: tuple[str, str], lows: Any = (None, None), high
 
 
 def small(**options: Any) -> Request:
-    return request("llama3-8b", 4, **options)
+    return request("llama3-8b", 2, **options)
 
 
 def at(result: Diagram, point: tuple[float, float]) -> Request:
@@ -59,11 +59,11 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("concurrency", "isl"), "latency", {}, (None, None), (900, 7000)),
         (("osl", "concurrency"), "tpot", {"isl": 500}, (2, None), (2000, 300)),
-        (("isl", "gpus"), "ttft", {"concurrency": 8}, (None, None), (4000, 4)),
-        (("arrival_rate", "isl"), "latency", {}, (4, 512), (None, 640)),
-        (("prefix_hit", "arrival_rate"), "tpot", {"isl": 2000}, (0, 4), (0.5, 8)),
+        (("isl", "gpus"), "ttft", {"concurrency": 8}, (None, None), (4000, 2)),
+        (("arrival_rate", "isl"), "latency", {}, (3, 512), (6, 600)),
+        (("prefix_hit", "arrival_rate"), "tpot", {"isl": 2000}, (0, 2), (0.2, 3)),
         (("isl", "osl"), "throughput", {}, (400, 60), (440, 66)),
-        (("concurrency", "max_latency"), "throughput", {}, (None, 500), (300, 9000)),
+        (("concurrency", "max_latency"), "throughput", {}, (None, 2000), (60, 4000)),
     ],
 )
 def test_leaders_are_those_of_rankings(
@@ -82,7 +82,7 @@ def test_leaders_are_those_of_rankings(
 
 
 def test_changes_are_where_rankings_have_them_to_one_step() -> None:
-    result = found(small(objective="tpot"), ("concurrency", "isl"), highs=(900, 7000))
+    result = found(request("llama3-8b", 4, objective="tpot"), ("concurrency", "isl"), highs=(900, 7000))
     assert result.edges
     assert {edge.axis for edge in result.edges} == {0, 1}
     for edge in result.edges:

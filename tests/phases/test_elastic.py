@@ -263,7 +263,7 @@ def test_gains_are_in_the_order_of_the_paper() -> None:
     found = question()
     population = mixed(1000, 200_000, 0.3, 100)
     wide = elastic(found.request, 2, 2048, population.longest)
-    given = requests(population, 50, seed=2).faster(0.1)
+    given = requests(population, 40, seed=2).faster(0.1)
     rates = {system.name: score(wide, system, given, 25.0, 0.9).rate for system in wide.systems}
     own, whole, chunked, apart, ring, replicas = (rates[name] for name in NAMES)
     assert own > 1.5 * max(whole, chunked)
