@@ -65,7 +65,10 @@ class DecodeRow(NamedTuple):
 
     def steps(self, context: float, count: int) -> Array:
         """[count] seconds of steps that follow one another, the first at this context, each one token further on."""
-        return _line(context + np.arange(count, dtype=float), self.contexts, self.whole)
+        at = context + np.arange(count, dtype=float)
+        if at[0] >= self.contexts[0] and at[-1] <= self.contexts[-1]:
+            return np.interp(at, self.contexts, self.whole)
+        return _line(at, self.contexts, self.whole)
 
 
 class Clock(Protocol):

@@ -131,8 +131,10 @@ class Replica:
         self._left = 0.0  # when the last iteration leaves the last stage
         self._slots = [_Slot(kv.block) for _ in range(max(1, min(clock.stages, rules.microbatches)))]
         self._piped = clock.stages > 1 and len(self._slots) > 1
-        self._gap_seconds: list[Array] = []
-        self._gap_weight: list[Array] = []
+        self._under_way: deque[float] = deque([0.0] * len(self._slots), len(self._slots))  # when the last ones end
+        self._gaps: list[float] = []
+        self._gap_weights: list[float] = []
+        self._gap_runs: list[tuple[Array, int]] = []
 
     @property
     def outstanding(self) -> int:
@@ -161,9 +163,11 @@ class Replica:
 
     def gaps(self) -> Gaps:
         """Times between tokens so far."""
-        if not self._gap_seconds:
-            return Gaps(np.zeros(0), np.zeros(0))
-        return Gaps(np.concatenate(self._gap_seconds), np.concatenate(self._gap_weight))
+        seconds, weights = [np.array(self._gaps)], [np.array(self._gap_weights)]
+        for run, size in self._gap_runs:
+            seconds.append(run)
+            weights.append(np.full(len(run), float(size)))
+        return Gaps(np.concatenate(seconds), np.concatenate(weights))
 
     # --- what runs next -------------------------------------------------------------------------------------------
 
@@ -288,7 +292,7 @@ class Replica:
         end = self._occupy(at, time.whole, time.slowest)
         self.prefilled += new
         if slot is not None:
-            self._step(slot, at, np.array([end - at]))
+            self._step(slot, at, end)
         if any(job.done >= job.target for _, job, _ in chunks):
             self._filling = [(number, job) for number, job in self._filling if job.done < job.target]
             for number, job, _ in chunks:
@@ -311,7 +315,8 @@ class Replica:
         end = at + whole
         if self._piped:
             end = max(end, self._left + slowest)
-            self._free = at + slowest
+            self._under_way.append(end)
+            self._free = max(at + slowest, self._under_way[0])
             self.busy += slowest
         else:
             self._free = end
@@ -328,8 +333,7 @@ class Replica:
         context = slot.context / slot.size + 1
         if self._piped and (self.outstanding > slot.size):
             time = row.at(context)
-            end = self._occupy(at, time.whole, time.slowest)
-            self._step(slot, at, np.array([end - at]))
+            self._step(slot, at, self._occupy(at, time.whole, time.slowest))
             return
         steps = min(self._next_end(slot) - slot.count, self._steps_in_room(slot))
         horizon = until
@@ -339,21 +343,17 @@ class Replica:
         if horizon < NEVER:
             steps = min(steps, 1 + int(max(0.0, horizon - at) / first.whole))
         if steps <= 1:
-            seconds = np.array([first.whole])
-        else:
-            seconds = row.steps(context, steps)
-            if horizon < NEVER:
-                starts = at + np.cumsum(seconds) - seconds
-                seconds = seconds[: max(1, int(np.searchsorted(starts, horizon)))]
-        if self._piped:
-            self._occupy(at, first.whole, first.slowest)
-            self.busy += first.slowest * (len(seconds) - 1)
-            end = at + float(seconds.sum())
-            self._free = self._left = end
-        else:
-            self._occupy(at, float(seconds.sum()), 0.0)
-        self.iterations += len(seconds) - 1
-        self._step(slot, at, seconds)
+            self._step(slot, at, self._occupy(at, first.whole, first.slowest))
+            return
+        ends = at + np.cumsum(row.steps(context, steps))
+        if horizon < NEVER:  # an iteration that starts before it is still run
+            ends = ends[: 1 + int(np.searchsorted(ends[:-1], horizon))]
+        more, end = len(ends) - 1, float(ends[-1])
+        self._occupy(at, end - at, end - at)
+        if self._piped:  # there is nothing else in it
+            self.busy += first.slowest * (more + 1) - (end - at)
+        self.iterations += more
+        self._step(slot, at, float(ends[0]), ends[1:])
 
     def _next_end(self, slot: _Slot) -> int:
         """The number of the iteration that ends the next answer."""
@@ -376,17 +376,21 @@ class Replica:
             steps += 1
         return max(1, steps)
 
-    def _step(self, slot: _Slot, at: float, seconds: Array) -> None:
-        """Lets a slot's requests emit a token in each of some iterations, and those leave that are done."""
-        steps = len(seconds)
+    def _step(self, slot: _Slot, at: float, end: float, further: Array | None = None) -> None:
+        """Lets a slot's requests emit a token in an iteration that ends then, and in further ones that follow it.
+
+        Those that have all of their tokens leave: no answer ends before the last of these iterations.
+        """
+        steps = 1 if further is None else 1 + len(further)
         if slot.weight > 0:
             block = self.kv.block
             rounds, rest = divmod(steps, block)
             taken = rounds * slot.weight + sum(slot.pages[(slot.count + ahead) % block] for ahead in range(rest))
             self.used += taken
             self.peak = max(self.peak, self.used)
-        end = at + float(seconds.sum())
-        self._note_gaps(slot, at, seconds)
+        self._note_gaps(slot, end, further)
+        if further is not None and steps > 1:
+            end = float(further[-1])
         slot.count += steps
         slot.context += steps * slot.size
         slot.ready = slot.last = end
@@ -399,20 +403,17 @@ class Replica:
                 job.emitted = job.osl
                 self._finish(job, end)
 
-    def _note_gaps(self, slot: _Slot, at: float, seconds: Array) -> None:
-        end = at + float(seconds[0])
+    def _note_gaps(self, slot: _Slot, end: float, further: Array | None) -> None:
         old = slot.size - len(slot.fresh)
-        first = [end - since for since in slot.fresh]
-        weight = [1.0] * len(first)
-        slot.fresh = []
+        if slot.fresh:
+            self._gaps += [end - since for since in slot.fresh]
+            self._gap_weights += [1.0] * len(slot.fresh)
+            slot.fresh = []
         if old > 0:
-            first.append(end - slot.last)
-            weight.append(float(old))
-        self._gap_seconds.append(np.array(first))
-        self._gap_weight.append(np.array(weight))
-        if len(seconds) > 1:
-            self._gap_seconds.append(seconds[1:])
-            self._gap_weight.append(np.full(len(seconds) - 1, float(slot.size)))
+            self._gaps.append(end - slot.last)
+            self._gap_weights.append(float(old))
+        if further is not None and len(further):
+            self._gap_runs.append((np.diff(further, prepend=end), slot.size))
 
     # --- leaving --------------------------------------------------------------------------------------------------
 
