@@ -292,7 +292,7 @@ class Replica:
         end = self._occupy(at, time.whole, time.slowest)
         self.prefilled += new
         if slot is not None:
-            self._step(slot, at, end)
+            self._step(slot, end)
         if any(job.done >= job.target for _, job, _ in chunks):
             self._filling = [(number, job) for number, job in self._filling if job.done < job.target]
             for number, job, _ in chunks:
@@ -331,19 +331,20 @@ class Replica:
         """Pure decode steps of a slot: as many as nothing comes between, or one where others are in the pipeline."""
         row = self.clock.decoding(slot.size)
         context = slot.context / slot.size + 1
-        if self._piped and (self.outstanding > slot.size):
-            time = row.at(context)
-            self._step(slot, at, self._occupy(at, time.whole, time.slowest))
-            return
-        steps = min(self._next_end(slot) - slot.count, self._steps_in_room(slot))
         horizon = until
         if self.waiting and self.waiting[0].entered > at:
             horizon = min(horizon, self.waiting[0].entered)
+        if self._piped and len(self.running) > slot.size:
+            if not self._run_rounds(at, horizon):
+                time = row.at(context)
+                self._step(slot, self._occupy(at, time.whole, time.slowest))
+            return
+        steps = min(self._next_end(slot) - slot.count, self._steps_in_room(slot))
         first = row.at(context)
         if horizon < NEVER:
             steps = min(steps, 1 + int(max(0.0, horizon - at) / first.whole))
         if steps <= 1:
-            self._step(slot, at, self._occupy(at, first.whole, first.slowest))
+            self._step(slot, self._occupy(at, first.whole, first.slowest))
             return
         ends = at + np.cumsum(row.steps(context, steps))
         if horizon < NEVER:  # an iteration that starts before it is still run
@@ -353,7 +354,51 @@ class Replica:
         if self._piped:  # there is nothing else in it
             self.busy += first.slowest * (more + 1) - (end - at)
         self.iterations += more
-        self._step(slot, at, float(ends[0]), ends[1:])
+        self._step(slot, float(ends[0]), ends[1:])
+
+    def _run_rounds(self, at: float, horizon: float) -> bool:
+        """Pure decode steps of all microbatches in turn, as many rounds as nothing comes between.
+
+        Returns:
+            False where something may: nothing was run then.
+        """
+        slots = sorted((slot for slot in self._slots if slot.size), key=lambda slot: slot.ready)
+        rounds = min(self._next_end(slot) - slot.count for slot in slots)
+        growth = sum(slot.weight for slot in slots) * (rounds // self.kv.block + 1)
+        if self._filling or self._joining or rounds < 2 or self.used + growth > self.kv.blocks:
+            return False
+        rows = [self.clock.decoding(slot.size) for slot in slots]
+        contexts = [slot.context / slot.size + 1 for slot in slots]
+        if horizon < NEVER:
+            rounds = min(rounds, 2 + int(max(0.0, horizon - at) / rows[0].at(contexts[0]).whole))
+        whole, slowest = (
+            [row.steps(context, rounds, end).tolist() for row, context in zip(rows, contexts, strict=True)]
+            for end in (False, True)
+        )
+        ends: list[list[float]] = [[] for _ in slots]
+        ready, free, left, busy = [slot.ready for slot in slots], self._free, self._left, 0.0
+        for number in range(rounds):
+            for place, over in enumerate(ready):
+                start = free if free > over else over
+                if start >= horizon:
+                    break
+                spent = slowest[place][number]
+                left = max(start + whole[place][number], left + spent)
+                free = start + spent
+                busy += spent
+                ready[place] = left
+                ends[place].append(left)
+            else:
+                continue
+            break
+        self._free, self._left, self.busy = free, left, self.busy + busy
+        self._under_way.extend(sorted(end for found in ends for end in found[-len(slots) :])[-len(slots) :])
+        self._free = max(free, self._under_way[0])
+        for slot, found in zip(slots, ends, strict=True):
+            self.iterations += len(found)
+            if found:
+                self._step(slot, found[0], np.array(found[1:]))
+        return True
 
     def _next_end(self, slot: _Slot) -> int:
         """The number of the iteration that ends the next answer."""
@@ -376,7 +421,7 @@ class Replica:
             steps += 1
         return max(1, steps)
 
-    def _step(self, slot: _Slot, at: float, end: float, further: Array | None = None) -> None:
+    def _step(self, slot: _Slot, end: float, further: Array | None = None) -> None:
         """Lets a slot's requests emit a token in an iteration that ends then, and in further ones that follow it.
 
         Those that have all of their tokens leave: no answer ends before the last of these iterations.
