@@ -22,13 +22,15 @@ from planner.simulating.rooms import KvRoom, Rules, cached_prefix
 from planner.simulating.traces import Trace
 
 Array = NDArray[np.float64]
-WARM = 0.1
-"""Share of the requests of a drawn trace that come while the deployment fills, and do not count."""
+EDGE = 0.25
+"""Share of the time in which requests come that is left out at either end at most (see `judge`)."""
 GROWTH = 0.05
 """A rate is not sustained where the time to the first token grows by more than this with every second: then requests
 come that much faster than they are served, and a longer run would break any limit."""
 PRECISION = 0.01
 """How close the highest rate is found."""
+GAPS = 0.99
+"""Share of the gaps between tokens that must keep their limit."""
 IDLE = 1e-5
 """Requests per second that stand for next to none: nobody meets another."""
 _MOST = 2.0**24  # requests per second at which a search gives up
@@ -39,10 +41,18 @@ class Goal(NamedTuple):
 
     ttft: float | None = None
     tpot: float | None = None
+    gap: float | None = None
+    """On the time between two tokens: of all gaps, not request by request, 99 in 100 must keep it."""
     attainment: float = 0.9
     """Share of the requests that must keep both limits."""
     percentile: float | None = None
     """In the place of attainment: this percentile (0 to 100) of each time must keep its limit."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that there are, by name: ttft, tpot, gap."""
+        given = {"ttft": self.ttft, "tpot": self.tpot, "gap": self.gap}
+        return {name: limit for name, limit in given.items() if limit is not None}
 
 
 class Deployment(NamedTuple):
@@ -109,7 +119,13 @@ class Judged(NamedTuple):
     """Share that keeps each limit, by name."""
     sustained: bool
     """Whether requests are served as fast as they come."""
-    good: bool
+    broken: tuple[str, ...]
+    """What is not kept: ttft, tpot (those that most requests break), gap; load where only the queue grows."""
+
+    @property
+    def good(self) -> bool:
+        """Whether the goal is kept."""
+        return self.sustained and not self.broken
 
     def quantiles(self, name: str, shares: tuple[float, ...] = (0.5, 0.9, 0.99)) -> Array:
         """Quantiles of `ttft`, `tpot`, `latency` or `wait`; NaN where no request has it."""
@@ -132,44 +148,48 @@ class Found(NamedTuple):
     """False where it was stopped: the best so far."""
 
     @property
-    def bound(self) -> str:
-        """What ends it: ttft, tpot, both, or load (more comes than is served)."""
+    def bound(self) -> tuple[str, ...]:
+        """What is the first to break: ttft, tpot, gap, or load (more comes than is served); () where nothing is."""
         judged = self.beyond if self.best is not None else self.idle
-        if judged is None:
-            return "-"
-        broken = {name: 1 - share for name, share in judged.kept.items()}
-        worst = max(broken.values(), default=0.0)
-        if worst <= 0:
-            return "load"
-        names = [name for name, share in broken.items() if share >= 0.5 * worst]
-        return names[0] if len(names) == 1 else "both"
+        return () if judged is None else judged.broken
 
 
-def judge(outcome: Outcome, goal: Goal, rate: float, warm: float = WARM) -> Judged:
+def judge(outcome: Outcome, goal: Goal, rate: float, edges: bool = False) -> Judged:
     """How requests fared.
+
+    A deployment begins empty and ends empty, which flatters those that come first and last. Those that come within a
+    mean latency of either end do not count, unless that were more than a quarter of the time.
 
     Args:
         outcome: of a simulation.
         goal: what they are held against.
         rate: at which they came.
-        warm: share of them, the first ones, that do not count.
+        edges: all requests count.
     """
-    counted = slice(int(warm * len(outcome.arrival)), None)
+    span = float(outcome.arrival[-1] - outcome.arrival[0])
+    edge = 0.0 if edges else min(float(outcome.latency.mean()), EDGE * span)
+    ends = outcome.arrival[0] + edge, outcome.arrival[-1] - edge
+    counted = slice(*(int(place) for place in np.searchsorted(outcome.arrival, ends, side="right")))
     times = {name: getattr(outcome, name)[counted] for name in ("ttft", "tpot")}
-    every = np.ones(len(times["ttft"]), dtype=bool)
-    kept, good = {}, True
+    every, kept = np.ones(len(times["ttft"]), dtype=bool), {}
     for name, limit in (("ttft", goal.ttft), ("tpot", goal.tpot)):
-        if limit is None:
-            continue
-        keeps = ~(times[name] > limit)  # a time that a request does not have (NaN) breaks no limit
-        kept[name] = float(keeps.mean())
-        every &= keeps
-        good &= goal.percentile is None or kept[name] >= goal.percentile / 100 - 1e-12
+        if limit is not None:
+            keeps = ~(times[name] > limit)  # a time that a request does not have (NaN) breaks no limit
+            kept[name] = float(keeps.mean())
+            every &= keeps
     attained = float(every.mean())
-    if goal.percentile is None:
-        good = attained >= goal.attainment - 1e-12
+    if goal.percentile is not None:
+        broken = [name for name, share in kept.items() if share < goal.percentile / 100 - 1e-12]
+    elif attained < goal.attainment - 1e-12:
+        worst = min(kept.values())
+        broken = [name for name, share in kept.items() if 1 - share >= 0.5 * (1 - worst)]
+    else:
+        broken = []
+    if goal.gap is not None:
+        kept["gap"] = outcome.gaps.share_within(goal.gap)
+        broken += ["gap"] if kept["gap"] < GAPS else []
     sustained = _growth(outcome.arrival[counted], times["ttft"]) <= GROWTH
-    return Judged(rate, outcome, counted, attained, kept, sustained, good and sustained)
+    return Judged(rate, outcome, counted, attained, kept, sustained, tuple(broken or ([] if sustained else ["load"])))
 
 
 def _growth(arrival: Array, ttft: Array) -> float:

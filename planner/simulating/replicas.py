@@ -89,6 +89,11 @@ class Gaps(NamedTuple):
     weight: Array
     """How many gaps had this length."""
 
+    def share_within(self, limit: float) -> float:
+        """Share of all gaps that are no longer than a limit; 1 where there is none."""
+        total = float(self.weight.sum())
+        return float(self.weight[self.seconds <= limit].sum()) / total if total > 0 else 1.0
+
     def quantile(self, share: float) -> float:
         """The gap that this share of all are no longer than; NaN where there is none."""
         if not len(self.seconds):
