@@ -274,7 +274,7 @@ def _simulated(
     notes = [f"{each.plan.label} left out: {each.reason}." for each in refused]
     if edges is not None:
         return sorted(entries, key=lambda entry: (-entry.judged.good, -entry.judged.attained)), notes, complete
-    return sorted(entries, key=lambda entry: -entry.judged.rate * entry.judged.good / entry.gpus), notes, complete
+    return sorted(entries, key=lambda entry: -entry.rate / entry.gpus), notes, complete
 
 
 def _entry(plan: Plan, gpus: int, made: Deployment, coming: Trace, goal: Goal, edges: bool | None) -> Entry:
@@ -295,8 +295,8 @@ def _show(
         NoPlanError: no plan keeps the limits.
     """
     csv, json, no_header, quiet = output
-    searched = entries[0].found is not None
-    if searched and not entries[0].judged.good:
+    searched = entries[0].found
+    if searched is not None and searched.best is None:
         raise NoPlanError(report.unreachable(entries, goal))
     _warn_short(entries, drawn, quiet)
     rows = [report.row(entry, request, goal, drawn) for entry in entries]

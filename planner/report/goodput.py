@@ -27,6 +27,11 @@ class Entry(NamedTuple):
     found: Found | None = None
     """Where the highest rate was searched."""
 
+    @property
+    def rate(self) -> float:
+        """The highest good rate; 0 where there is none, or none was searched."""
+        return 0.0 if self.found is None or self.found.best is None else self.found.best.rate
+
 
 def row(entry: Entry, request: Request, goal: Goal, drawn: dict[str, Any]) -> Row:
     """The figures of a plan, for CSV and JSON.
@@ -44,8 +49,7 @@ def row(entry: Entry, request: Request, goal: Goal, drawn: dict[str, Any]) -> Ro
         for name in ("ttft", "tpot", "wait", "latency")
         for percent, value in zip(PERCENTILES, judged.quantiles(name), strict=True)
     }
-    searched = found is not None
-    good = judged.rate if searched and judged.good else None
+    good = entry.rate or None
     return {
         "plan": entry.plan.label,
         "gpus": entry.gpus,
@@ -177,6 +181,13 @@ def kept(judged: Judged) -> str:
 def unreachable(entries: Sequence[Entry], goal: Goal) -> str:
     """What is within reach where no plan keeps its promise even with next to no load."""
     given = goal.limits
+    together = next((entry for entry in entries if entry.found is not None and entry.found.idle.good), None)
+    if together is not None and together.found is not None and together.found.beyond is not None:
+        beyond = together.found.beyond
+        return (
+            f"no plan keeps {promise(goal)}: alone every request of {together.plan.label} does, but those that come "
+            f"together do not, even at {short(beyond.rate)} requests/s ({kept(beyond)})"
+        )
     idle = {entry.plan.label: {name: _reached(entry.judged, name, goal) for name in given} for entry in entries}
     excess = {label: sum(_excess(times[name], given[name]) for name in given) for label, times in idle.items()}
     nearest = min(excess, key=lambda label: excess[label])

@@ -32,8 +32,9 @@ PRECISION = 0.01
 GAPS = 0.99
 """Share of the gaps between tokens that must keep their limit."""
 IDLE = 1e-5
-"""Requests per second that stand for next to none: nobody meets another."""
+"""Requests per second at which nobody meets another."""
 _MOST = 2.0**24  # requests per second at which a search gives up
+_LEAST = 4.0**5  # times less than one request in flight: where it gives up on the other side
 
 
 class Goal(NamedTuple):
@@ -140,7 +141,7 @@ class Found(NamedTuple):
     best: Judged | None
     """At the highest good rate; none = no rate is good."""
     idle: Judged
-    """With next to no load: times that no lower rate makes shorter."""
+    """Each request alone: times that no rate makes shorter."""
     beyond: Judged | None
     """At the lowest rate that was tried and is not good; none where no rate was too high."""
     tried: int
@@ -150,7 +151,7 @@ class Found(NamedTuple):
     @property
     def bound(self) -> tuple[str, ...]:
         """What is the first to break: ttft, tpot, gap, or load (more comes than is served); () where nothing is."""
-        judged = self.beyond if self.best is not None else self.idle
+        judged = self.idle if not self.idle.good else self.beyond
         return () if judged is None else judged.broken
 
 
@@ -169,7 +170,8 @@ def judge(outcome: Outcome, goal: Goal, rate: float, edges: bool = False) -> Jud
     span = float(outcome.arrival[-1] - outcome.arrival[0])
     edge = 0.0 if edges else min(float(outcome.latency.mean()), EDGE * span)
     ends = outcome.arrival[0] + edge, outcome.arrival[-1] - edge
-    counted = slice(*(int(place) for place in np.searchsorted(outcome.arrival, ends, side="right")))
+    first, last = np.searchsorted(outcome.arrival, ends[0]), np.searchsorted(outcome.arrival, ends[1], side="right")
+    counted = slice(int(first), int(last))
     times = {name: getattr(outcome, name)[counted] for name in ("ttft", "tpot")}
     every, kept = np.ones(len(times["ttft"]), dtype=bool), {}
     for name, limit in (("ttft", goal.ttft), ("tpot", goal.tpot)):
@@ -219,7 +221,7 @@ def highest(
         ValueError: a request that does not fit.
     """
     unit = trace.faster(1 / trace.rate)
-    tried = 0
+    tried = 1
 
     def at(rate: float) -> Judged:
         nonlocal tried
@@ -228,18 +230,20 @@ def highest(
         progress()
         return judged
 
-    idle = at(IDLE)
+    alone = unit._replace(arrival=np.arange(unit.length) / IDLE)
+    idle = judge(deployment.run(alone), goal, IDLE, edges=True)
+    progress()
     if not idle.good:
         return Found(None, idle, None, tried)
-    low, high = idle, None
-    rate = deployment.replicas / float(np.mean(idle.outcome.latency))
+    low, high = None, None
+    start = deployment.replicas / float(np.mean(idle.outcome.latency))
+    rate = start
     try:
         while high is None and rate < _MOST:
             judged = at(rate)
             low, high, rate = (judged, None, rate * 2) if judged.good else (low, judged, rate)
-        while high is not None and high.rate > low.rate * (1 + precision):
-            middle = (low.rate + high.rate) / 2 if low.rate > high.rate / 16 else high.rate / 4
-            judged = at(middle)
+        while high is not None and high.rate > (start / _LEAST if low is None else low.rate * (1 + precision)):
+            judged = at(high.rate / 4 if low is None else (low.rate + high.rate) / 2)
             low, high = (judged, high) if judged.good else (low, judged)
     except KeyboardInterrupt:
         return Found(low, idle, high, tried, complete=False)
