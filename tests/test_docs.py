@@ -59,6 +59,7 @@ HELPS = (
     "search",
     "diagnose",
     "show",
+    "goodput",
     "memory",
     "launch",
     "validate",
