@@ -12,7 +12,7 @@ from planner.errors import InputError
 from planner.simulating import goodput
 
 ONE = ("goodput", "-m", "llama3-8b", "--plan", "TP1", "--osl", 32)
-QUICK = (*ONE, "--requests", 60)
+QUICK = (*ONE, "--requests", 40)
 
 
 def text_of(words: str) -> str:
@@ -31,12 +31,12 @@ def test_the_highest_rate_within_limits_as_a_table_and_as_rows() -> None:
     assert float(row["attainment"]) >= 0.9
     assert float(row["ttft_p50_ms"]) <= float(row["ttft_p90_ms"]) <= float(row["ttft_p99_ms"])
     assert row["bound"] in ("ttft", "tpot", "ttft tpot")
-    assert (row["seed"], row["requests"], row["trace"]) == ("1", "60", "")
+    assert (row["seed"], row["requests"], row["trace"]) == ("1", "40", "")
 
 
 def test_plans_are_ranked_by_what_they_serve() -> None:
     done = run(
-        "goodput", "-m", "llama3-8b", "--gpus", 2, "--osl", 32, "--requests", 60, "--max-tpot", 12, "--json", "-"
+        "goodput", "-m", "llama3-8b", "--gpus", 2, "--osl", 32, "--requests", 40, "--max-tpot", 12, "--json", "-"
     )
     rows = json.loads(done.out)
     assert len(rows) == 3
@@ -47,7 +47,7 @@ def test_plans_are_ranked_by_what_they_serve() -> None:
 
 def test_percentiles_at_a_rate_grow_with_it_and_with_bursts() -> None:
     def waits(*words: object) -> float:
-        (row,) = run(*QUICK, *words, "--csv", "-").rows
+        (row,) = run(*ONE, "--requests", 200, *words, "--csv", "-").rows
         assert row["goodput_per_s"] == row["bound"] == ""
         return float(row["ttft_p99_ms"])
 

@@ -83,7 +83,7 @@ ROWS = st.lists(st.tuples(st.floats(0, 0.6), st.integers(1, 70), st.integers(1, 
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     rows=ROWS, mixed=st.booleans(), budget=st.sampled_from([None, 7, 30, 200]), sequences=st.sampled_from([1, 3, 30]),
     spare=st.integers(0, 12), block=st.sampled_from([1, 4, 16]), whole=st.booleans(),
