@@ -61,6 +61,7 @@ HELPS = (
     "search",
     "diagnose",
     "show",
+    "goodput",
     "memory",
     "launch",
     "validate",

@@ -20,17 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs import layers
-from planner.costs.collectives import Groups, Network
-from planner.costs.layers import Operation, Pass, Structure, Transfer
+from planner.costs.collectives import Network
+from planner.costs.layers import LSE, Operation, Pass, Structure, Transfer
 from planner.costs.roofline import Parts
 from planner.costs.rows import Rows
 from planner.costs.serving import Setting
 from planner.costs.step import PassTime, Replica, pass_time, priced
+from planner.costs.teams import Groups
 from planner.costs.weights import Num
 from planner.specs.dtypes import ACTIVATION_BYTES as ACT
 
-_LSE = 4.0
-"""Bytes of a head's logarithm of its sum of exponentials."""
+_SUM = 4.0
+"""Bytes of a value of an output that is still being added up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,8 @@ class ElasticReplica(Replica):
         structure = Structure()
         operations = layers.attention_projections(model, shard, own, formats)
         operations += self._attention(work)
+        if self.degree > 1:
+            operations.append(self._sums(own))
         operations += layers.attention_elementwise(model, shard, own, formats)
         operations += layers.ffn_operations(model, shard, own, formats)
         operations += layers.end_operations(model, shard, own, formats)
@@ -78,10 +81,18 @@ class ElasticReplica(Replica):
         return [self._in_hops(each) if each.kind == "attention_prefill" else each for each in found]
 
     def _in_hops(self, operation: Operation) -> Operation:
-        """The same work in as many kernels as there are hops."""
-        amounts = ("flops", "weight_bytes", "activation_bytes", "kv_bytes")
+        """The same work in as many kernels as there are hops, each of which reads the queries again."""
+        amounts = ("flops", "kv_bytes")
         shares = {name: getattr(operation, name) / self.degree for name in amounts}
         return operation._replace(times=operation.times * self.degree, **shares)
+
+    def _sums(self, own: Pass) -> Operation:
+        """Adding up a prompt's outputs of one hop after the other, as `costs.context` has it."""
+        each = self.model.attention.head_dim * (ACT + 2 * _SUM) + 3 * LSE
+        moved = own.prefill_tokens * self.shard.heads * each
+        return Operation(
+            "sums of blocks", "elementwise", self.formats.native, times=self.degree - 1, activation_bytes=moved
+        )
 
     def pass_time(self, work: Pass) -> PassTime:
         """One pass, with what it waits for between instances."""
@@ -114,7 +125,7 @@ class ElasticReplica(Replica):
         together = max(self.degree, self.masters or 1)
         groups, every = Groups.of(np.full_like(self.tp, together)), np.ones_like(self.tp)
         out = self.network.over("all_gather", groups, rows * heads * dh * ACT * every)
-        back = self.network.over("all_to_all", groups, rows * heads * (dh * ACT + _LSE) * every)
+        back = self.network.over("all_to_all", groups, rows * heads * (dh * ACT + LSE) * every)
         return out + back
 
 

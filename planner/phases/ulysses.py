@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs import layers
-from planner.costs.collectives import Groups, Network
+from planner.costs.collectives import Network
 from planner.costs.layers import Operation, Pass, Structure, Transfer
 from planner.costs.rows import Rows
 from planner.costs.serving import Setting
 from planner.costs.step import Replica
+from planner.costs.teams import Groups
 from planner.costs.weights import Num, Shard
 from planner.specs.dtypes import ACTIVATION_BYTES as ACT
 

@@ -64,9 +64,13 @@ class DecodeRow(NamedTuple):
         index, share = _cell(self.contexts, context)
         return Time(_between(self.whole, index, share), _between(self.slowest, index, share))
 
-    def steps(self, context: float, count: int) -> Array:
+    def steps(self, context: float, count: int, slowest: bool = False) -> Array:
         """[count] seconds of steps that follow one another, the first at this context, each one token further on."""
-        return _line(context + np.arange(count, dtype=float), self.contexts, self.whole)
+        values = self.slowest if slowest else self.whole
+        at = context + np.arange(count, dtype=float)
+        if at[0] >= self.contexts[0] and at[-1] <= self.contexts[-1]:
+            return np.interp(at, self.contexts, values)
+        return _line(at, self.contexts, values)
 
 
 class Clock(Protocol):

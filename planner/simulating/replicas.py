@@ -89,6 +89,11 @@ class Gaps(NamedTuple):
     weight: Array
     """How many gaps had this length."""
 
+    def share_within(self, limit: float) -> float:
+        """Share of all gaps that are no longer than a limit; 1 where there is none."""
+        total = float(self.weight.sum())
+        return float(self.weight[self.seconds <= limit].sum()) / total if total > 0 else 1.0
+
     def quantile(self, share: float) -> float:
         """The gap that this share of all are no longer than; NaN where there is none."""
         if not len(self.seconds):
@@ -131,8 +136,10 @@ class Replica:
         self._left = 0.0  # when the last iteration leaves the last stage
         self._slots = [_Slot(kv.block) for _ in range(max(1, min(clock.stages, rules.microbatches)))]
         self._piped = clock.stages > 1 and len(self._slots) > 1
-        self._gap_seconds: list[Array] = []
-        self._gap_weight: list[Array] = []
+        self._under_way: deque[float] = deque([0.0] * len(self._slots), len(self._slots))  # when the last ones end
+        self._gaps: list[float] = []
+        self._gap_weights: list[float] = []
+        self._gap_runs: list[tuple[Array, int]] = []
 
     @property
     def outstanding(self) -> int:
@@ -161,9 +168,11 @@ class Replica:
 
     def gaps(self) -> Gaps:
         """Times between tokens so far."""
-        if not self._gap_seconds:
-            return Gaps(np.zeros(0), np.zeros(0))
-        return Gaps(np.concatenate(self._gap_seconds), np.concatenate(self._gap_weight))
+        seconds, weights = [np.array(self._gaps)], [np.array(self._gap_weights)]
+        for run, size in self._gap_runs:
+            seconds.append(run)
+            weights.append(np.full(len(run), float(size)))
+        return Gaps(np.concatenate(seconds), np.concatenate(weights))
 
     # --- what runs next -------------------------------------------------------------------------------------------
 
@@ -288,7 +297,7 @@ class Replica:
         end = self._occupy(at, time.whole, time.slowest)
         self.prefilled += new
         if slot is not None:
-            self._step(slot, at, np.array([end - at]))
+            self._step(slot, end)
         if any(job.done >= job.target for _, job, _ in chunks):
             self._filling = [(number, job) for number, job in self._filling if job.done < job.target]
             for number, job, _ in chunks:
@@ -311,7 +320,8 @@ class Replica:
         end = at + whole
         if self._piped:
             end = max(end, self._left + slowest)
-            self._free = at + slowest
+            self._under_way.append(end)
+            self._free = max(at + slowest, self._under_way[0])
             self.busy += slowest
         else:
             self._free = end
@@ -326,34 +336,74 @@ class Replica:
         """Pure decode steps of a slot: as many as nothing comes between, or one where others are in the pipeline."""
         row = self.clock.decoding(slot.size)
         context = slot.context / slot.size + 1
-        if self._piped and (self.outstanding > slot.size):
-            time = row.at(context)
-            end = self._occupy(at, time.whole, time.slowest)
-            self._step(slot, at, np.array([end - at]))
-            return
-        steps = min(self._next_end(slot) - slot.count, self._steps_in_room(slot))
         horizon = until
         if self.waiting and self.waiting[0].entered > at:
             horizon = min(horizon, self.waiting[0].entered)
+        if self._piped and len(self.running) > slot.size:
+            if not self._run_rounds(at, horizon):
+                time = row.at(context)
+                self._step(slot, self._occupy(at, time.whole, time.slowest))
+            return
+        steps = min(self._next_end(slot) - slot.count, self._steps_in_room(slot))
         first = row.at(context)
         if horizon < NEVER:
             steps = min(steps, 1 + int(max(0.0, horizon - at) / first.whole))
         if steps <= 1:
-            seconds = np.array([first.whole])
-        else:
-            seconds = row.steps(context, steps)
-            if horizon < NEVER:
-                starts = at + np.cumsum(seconds) - seconds
-                seconds = seconds[: max(1, int(np.searchsorted(starts, horizon)))]
-        if self._piped:
-            self._occupy(at, first.whole, first.slowest)
-            self.busy += first.slowest * (len(seconds) - 1)
-            end = at + float(seconds.sum())
-            self._free = self._left = end
-        else:
-            self._occupy(at, float(seconds.sum()), 0.0)
-        self.iterations += len(seconds) - 1
-        self._step(slot, at, seconds)
+            self._step(slot, self._occupy(at, first.whole, first.slowest))
+            return
+        ends = at + np.cumsum(row.steps(context, steps))
+        if horizon < NEVER:  # an iteration that starts before it is still run
+            ends = ends[: 1 + int(np.searchsorted(ends[:-1], horizon))]
+        more, end = len(ends) - 1, float(ends[-1])
+        self._occupy(at, end - at, end - at)
+        if self._piped:  # there is nothing else in it
+            self.busy += first.slowest * (more + 1) - (end - at)
+        self.iterations += more
+        self._step(slot, float(ends[0]), ends[1:])
+
+    def _run_rounds(self, at: float, horizon: float) -> bool:
+        """Pure decode steps of all microbatches in turn, as many rounds as nothing comes between.
+
+        Returns:
+            False where something may: nothing was run then.
+        """
+        slots = sorted((slot for slot in self._slots if slot.size), key=lambda slot: slot.ready)
+        rounds = min(self._next_end(slot) - slot.count for slot in slots)
+        growth = sum(slot.weight for slot in slots) * (rounds // self.kv.block + 1)
+        if self._filling or self._joining or rounds < 2 or self.used + growth > self.kv.blocks:
+            return False
+        rows = [self.clock.decoding(slot.size) for slot in slots]
+        contexts = [slot.context / slot.size + 1 for slot in slots]
+        if horizon < NEVER:
+            rounds = min(rounds, 2 + int(max(0.0, horizon - at) / rows[0].at(contexts[0]).whole))
+        whole, slowest = (
+            [row.steps(context, rounds, end).tolist() for row, context in zip(rows, contexts, strict=True)]
+            for end in (False, True)
+        )
+        ends: list[list[float]] = [[] for _ in slots]
+        ready, free, left, busy = [slot.ready for slot in slots], self._free, self._left, 0.0
+        for number in range(rounds):
+            for place, over in enumerate(ready):
+                start = free if free > over else over
+                if start >= horizon:
+                    break
+                spent = slowest[place][number]
+                left = max(start + whole[place][number], left + spent)
+                free = start + spent
+                busy += spent
+                ready[place] = left
+                ends[place].append(left)
+            else:
+                continue
+            break
+        self._free, self._left, self.busy = free, left, self.busy + busy
+        self._under_way.extend(sorted(end for found in ends for end in found[-len(slots) :])[-len(slots) :])
+        self._free = max(free, self._under_way[0])
+        for slot, found in zip(slots, ends, strict=True):
+            self.iterations += len(found)
+            if found:
+                self._step(slot, found[0], np.array(found[1:]))
+        return True
 
     def _next_end(self, slot: _Slot) -> int:
         """The number of the iteration that ends the next answer."""
@@ -376,17 +426,21 @@ class Replica:
             steps += 1
         return max(1, steps)
 
-    def _step(self, slot: _Slot, at: float, seconds: Array) -> None:
-        """Lets a slot's requests emit a token in each of some iterations, and those leave that are done."""
-        steps = len(seconds)
+    def _step(self, slot: _Slot, end: float, further: Array | None = None) -> None:
+        """Lets a slot's requests emit a token in an iteration that ends then, and in further ones that follow it.
+
+        Those that have all of their tokens leave: no answer ends before the last of these iterations.
+        """
+        steps = 1 if further is None else 1 + len(further)
         if slot.weight > 0:
             block = self.kv.block
             rounds, rest = divmod(steps, block)
             taken = rounds * slot.weight + sum(slot.pages[(slot.count + ahead) % block] for ahead in range(rest))
             self.used += taken
             self.peak = max(self.peak, self.used)
-        end = at + float(seconds.sum())
-        self._note_gaps(slot, at, seconds)
+        self._note_gaps(slot, end, further)
+        if further is not None and steps > 1:
+            end = float(further[-1])
         slot.count += steps
         slot.context += steps * slot.size
         slot.ready = slot.last = end
@@ -399,20 +453,17 @@ class Replica:
                 job.emitted = job.osl
                 self._finish(job, end)
 
-    def _note_gaps(self, slot: _Slot, at: float, seconds: Array) -> None:
-        end = at + float(seconds[0])
+    def _note_gaps(self, slot: _Slot, end: float, further: Array | None) -> None:
         old = slot.size - len(slot.fresh)
-        first = [end - since for since in slot.fresh]
-        weight = [1.0] * len(first)
-        slot.fresh = []
+        if slot.fresh:
+            self._gaps += [end - since for since in slot.fresh]
+            self._gap_weights += [1.0] * len(slot.fresh)
+            slot.fresh = []
         if old > 0:
-            first.append(end - slot.last)
-            weight.append(float(old))
-        self._gap_seconds.append(np.array(first))
-        self._gap_weight.append(np.array(weight))
-        if len(seconds) > 1:
-            self._gap_seconds.append(seconds[1:])
-            self._gap_weight.append(np.full(len(seconds) - 1, float(slot.size)))
+            self._gaps.append(end - slot.last)
+            self._gap_weights.append(float(old))
+        if further is not None and len(further):
+            self._gap_runs.append((np.diff(further, prepend=end), slot.size))
 
     # --- leaving --------------------------------------------------------------------------------------------------
 

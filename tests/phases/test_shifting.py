@@ -11,13 +11,15 @@ from phases.sharing import Chips, Layer, Sizes
 
 from planner import InputError, NoPlanError, Request
 from planner.costs.layers import Pass
-from planner.costs.rows import Rows
+from planner.costs.rows import Rows, structure_of
 from planner.costs.serving import Setting, replica_of
+from planner.costs.step import Replica
 from planner.phases import layout, shifting
 from planner.phases.layout import Base
 from planner.phases.shift_load import served
 from planner.phases.shifting import Shifting
 from planner.phases.ulysses import SequenceReplica, exchanged, sequence_replica
+from planner.plans.plan import Plan
 from planner.simulating.traces import Trace
 from planner.units import MS
 
@@ -133,6 +135,24 @@ def test_one_group_is_plain_tensor_parallelism() -> None:
                 replica_of(setting(), rows).pass_time(work),
             )
             assert one.whole.total == pytest.approx(other.whole.total, rel=1e-12)
+
+
+@pytest.mark.parametrize("base", [Base(8, 1), Base(2, 4)])
+def test_context_parallelism_of_plans_takes_as_long(base: Base) -> None:
+    """Ulysses as plans have it; apart from the tokens gathered at the end, and one exchange where plans have two."""
+    plan = Plan(tp=base.tp, cp=base.sp, attention="heads", prefill_attention="ulysses")
+    own = setting()._replace(structure=structure_of(plan))
+
+    def mine(of: Setting, rows: Rows) -> SequenceReplica:
+        return sequence_replica(of, rows, base.sp)
+
+    def theirs(of: Setting, rows: Rows) -> Replica:
+        return replica_of(of, rows._replace(cp=rows.tp * 0 + base.sp))
+
+    alone, together = shifting.prompt(np.array([64.0, 4096.0])), Pass(64.0, 4200.0, 4096.0, 8.4e6, 0.0, 1.0, 1.0)
+    for work in (alone, Pass(np.array([1.0, 64.0, 512.0]), 4200.0), together):
+        found = shifting.passes(setting(), mine, base.tp, work)
+        assert found == pytest.approx(shifting.passes(own, theirs, base.tp, work), rel=0.02)
 
 
 def test_tokens_are_padded_to_the_groups() -> None:
