@@ -184,10 +184,8 @@ def _goal(
     if percentile is not None and not 0 < percentile < 100:
         raise InputError(f"--percentile must be between 0 and 100, found {percentile:g}")
     pause = opt.above_zero(gap, "--max-gap")
-    return Goal(
-        limits.ttft, limits.tpot, None if pause is None else pause * MS, 0.9 if attainment is None else attainment,
-        percentile,
-    )  # fmt: skip
+    share = 0.9 if attainment is None else attainment
+    return Goal(limits.ttft, limits.tpot, share, percentile, None if pause is None else pause * MS)
 
 
 def _check_drawn(trace: str | None, burstiness: float, count: int, lengths: tuple[str, str, str | None]) -> None:

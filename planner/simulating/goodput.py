@@ -42,12 +42,12 @@ class Goal(NamedTuple):
 
     ttft: float | None = None
     tpot: float | None = None
-    gap: float | None = None
-    """On the time between two tokens: of all gaps, not request by request, 99 in 100 must keep it."""
     attainment: float = 0.9
     """Share of the requests that must keep both limits."""
     percentile: float | None = None
     """In the place of attainment: this percentile (0 to 100) of each time must keep its limit."""
+    gap: float | None = None
+    """On the time between two tokens: of all gaps, not request by request, 99 in 100 must keep it."""
 
     @property
     def limits(self) -> dict[str, float]:

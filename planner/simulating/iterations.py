@@ -113,7 +113,8 @@ class IterationTime:
         window = setting.model.attention.window
         self._told_apart = MOST_PROMPTS if groups > 1 or window is not None else 1
         self._edges = np.array([] if window is None else [float(window)])  # of contexts: where another slope begins
-        self._uneven = np.add.outer(groups * np.arange(1.0, 17), [0.0, 1.0]).ravel() if groups > 1 else np.array([])
+        ways = max(groups, plan.cp)  # that requests are divided, whole
+        self._uneven = np.add.outer(ways * np.arange(1.0, 17), [0.0, 1.0]).ravel() if ways > 1 else np.array([])
         self._sequences = float(min(scheduler.max_sequences, 4096))
         self._tokens = float(scheduler.chunk_tokens or min(_MOST_TOKENS, 2 * context))
         self._context = context

@@ -29,6 +29,7 @@ CASES = {
     "latent": ("deepseek-v3", "h200", "vllm", "TP8"),
     "textbook": ("llama3-70b", "h100-lecture", "vllm", "TP8"),
     "torus": ("palm-62b", "tpu-v4", "pope", "TP16/batch"),
+    "context": ("llama3-70b", "h100", "ideal", "TP4xCP2"),
     "groups": ("deepseek-v3", "h200", "vllm", "TP8/heads1xbatch8"),
 }
 

@@ -17,8 +17,9 @@ from planner.costs.rows import Rows
 from planner.costs.serving import fit, price
 from planner.simulating.fleets import Outcome, closed_loop, simulate
 from planner.simulating.iterations import DecodeRow, Time
+from planner.simulating.jobs import Job
 from planner.simulating.queueing import standard_error, waits
-from planner.simulating.replicas import Job, Replica
+from planner.simulating.replicas import Replica
 from planner.simulating.rooms import KvRoom, Rules
 from planner.simulating.traces import Trace, alike, requests
 from planner.specs.lengths import population_of
