@@ -271,7 +271,7 @@ def _ranges(
         low, high = lows[place], highs[place]
         for name, value in (("--from", low), ("--to", high)):
             if value is not None and not dimension.least <= value <= dimension.most:
-                expected = f"expected {dimension.least:g} to {dimension.most:g}"
+                expected = f"expected {dimension.least:.10g} to {dimension.most:.10g}"
                 raise InputError(f"{name} {value:g}: {expected} for --vary {dimension.option}")
             if value is not None and dimension.whole and value != int(value):
                 raise InputError(f"{name} {value:g}: --vary {dimension.option} takes whole numbers")

@@ -94,7 +94,7 @@ def test_rings_of_plans_take_as_long(degree: int) -> None:
         return replica_of(own, rows._replace(cp=rows.tp * 0 + degree))
 
     for work in (prompt(np.array([1000.0, 10_000.0, 100_000.0])), Pass(np.array([64.0, 256.0]), 1000.0)):
-        assert passes(setting(), over(degree), 2, work) == pytest.approx(passes(own, make, 2, work), rel=0.01)
+        assert passes(setting(), over(degree), 2, work) == pytest.approx(passes(own, make, 2, work), rel=0.02)
 
 
 def test_a_hop_across_nodes_shares_their_cards() -> None:
