@@ -8,6 +8,7 @@ import typer
 
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
+from planner.command.shift import at_rate, trace_of
 from planner.errors import InputError
 from planner.report import tabular
 from planner.request import CHIPS
@@ -33,8 +34,15 @@ def run(
     long_share: Annotated[float, typer.Option("--long-share", help="Share of requests whose prompt is long.")] = 0.1,
     osl: opt.Osl = 200,
     arrival_rate: Annotated[
-        float, typer.Option("--arrival-rate", metavar="REQUESTS/S", help="At which the systems are compared.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            "--arrival-rate", metavar="REQUESTS/S", help="At which the systems are compared [1; the trace's]."
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option("--trace", metavar="FILE", help="CSV of requests: arrival (s), isl, osl, in the place of a mix."),
+    ] = None,
     requests: Annotated[int, typer.Option("--requests", min=1, help="How many requests.")] = 200,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")] = 1,
     chunk: Annotated[
@@ -64,7 +72,7 @@ def run(
     from planner.report.progress import Progress  # noqa: PLC0415
     from planner.simulating import traces  # noqa: PLC0415
 
-    opt.check_targets(csv, json, specs=(model, hardware, engine))
+    opt.check_targets(csv, json, specs=(model, hardware, engine, trace))
     for name, value in (("--long-share", long_share), ("--attainment", attainment)):
         if not 0 <= value <= 1:
             raise InputError(f"{name} must be from 0 to 1, found {value:g}")
@@ -73,26 +81,34 @@ def run(
     if max(short, long) > MOST_TOKENS:
         raise InputError(f"--long must be at most {MOST_TOKENS}, found {max(short, long)}")
     opt.above_zero(scale, "--slo-scale")
-    rate = float(opt.above_zero(arrival_rate, "--arrival-rate") or 1.0)
-    population = phases.mixed(short, long, long_share, osl)
+    rate = opt.above_zero(arrival_rate, "--arrival-rate")
+    if trace is None:
+        population = phases.mixed(short, long, long_share, osl)
+        coming = at_rate(traces.requests(population, requests, seed=seed), rate or 1.0)
+        longest = population.longest  # whether it is drawn or not: what is refused does not hang on the seed
+    else:
+        coming = trace_of(trace, rate)
+        if coming.length > MOST_REQUESTS:
+            raise InputError(f"--trace {trace}: {coming.length} requests; at most {MOST_REQUESTS} are looked at here")
+        longest = float((coming.isl + coming.osl).max())
     request = request_of(
         model, hardware, engine, (gpus, False),
         workload_of("1", "2", None, None, weights, kv_cache, None, None),
         "latency", limits_of(None, None, None, memory_limit, memory_fraction), filters_of(*([None] * 10)), None, None,
     )  # fmt: skip
     check_request(request)
-    if population.longest > request.model.max_context:
+    if longest > request.model.max_context:
         raise InputError(
-            f"the longest request has {population.longest:.0f} tokens, more than {request.model.name}'s context of "
-            f"{request.model.max_context}: give a smaller --long (prompts are up to twice as long) or --osl"
+            f"the longest request has {longest:.0f} tokens, more than {request.model.name}'s context of "
+            f"{request.model.max_context}: give "
+            + ("another trace" if trace else "a smaller --long (prompts are up to twice as long) or --osl")
         )
-    found = phases.elastic(request, tp, chunk, population.longest)
-    trace = traces.requests(population, requests, seed=seed).faster(rate)
+    found = phases.elastic(request, tp, chunk, longest)
     scores = []
     with Progress("system", len(found.systems), quiet=quiet, bar=not opt.is_piped(csv, json)) as progress:
         for system in found.systems:
-            scores.append(phases.score(found, system, trace, scale, attainment))
+            scores.append(phases.score(found, system, coming, scale, attainment))
             progress.advance(failed=scores[-1].rate == 0)
-    tabular.write_rows(report.rows(found, scores, trace), csv, json, not no_header)
+    tabular.write_rows(report.rows(found, scores, coming), csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
-        report.print_elastic(found, scores, trace, found.esp(trace), (scale, attainment))
+        report.print_elastic(found, scores, coming, found.esp(coming), (scale, attainment))

@@ -23,7 +23,8 @@ from planner.costs.serving import Setting, replica_of
 from planner.costs.step import Replica
 from planner.errors import InputError, NoPlanError
 from planner.phases.batching import Fitted, PromptTable, fitted
-from planner.phases.esp import Cluster, Costs, Outcome
+from planner.phases.esp import Cluster
+from planner.phases.instances import Costs, Outcome
 from planner.phases.layout import Base
 from planner.phases.rings import elastic_replica
 from planner.phases.shifting import memory_of, passes

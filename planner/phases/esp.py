@@ -11,8 +11,9 @@ decide (section 5 of the paper):
        Gain = sum over the dispatched of max(0, mean time of decoding - least time the batch has decoded) / tokens in
        Cost = sum over the batch of T(dispatched, instances) / tokens out so far;
 
-2. **instances**: another one is freed of its decodes, whose KV moves to the others of their batch, while what the pass
-   gains, per token in, is more than the move takes;
+2. **instances**: the one of decodes with the least KV is freed, its KV moved to the others of its batch, or to another
+   batch which it then joins, while what the pass gains, per token in, is more than the move takes; where there is no
+   instance at all, any move is worth it;
 3. **batches**: dispatched prompts and instances are divided by `batching.divide`;
 4. **scaling**: KV is left on the fewest instances with room, where decodes are that want company if possible (no
    transfer: it passes by in the ring); decodes take idle instances as further masters where that is faster by a
@@ -24,111 +25,25 @@ Requests' lengths out are taken as known where room is kept for them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.phases.batching import Fitted, divide
+from planner.phases.batching import divide
+from planner.phases.instances import NEVER, Costs, Decodes, Freed, Job, Merge, Move, Outcome, Prefill
 from planner.simulating.iterations import DecodeRow
 from planner.simulating.traces import Trace
 
-Array = NDArray[np.float64]
-NEVER = float("inf")
 MOST_WAITING = 32
 """Requests at the head of the queue that are looked at."""
+BEARABLE = 1.5
+"""Times that a decode step may take longer for a batch that takes another one in."""
 STRIDE = 4
 """Decode steps between two looks at the queue while somebody waits (the engine looks at every one)."""
 WORTH = 0.95
 """A further master is taken where a decode step then takes less than this share."""
-
-
-class Costs(NamedTuple):
-    """What passes take."""
-
-    prefill: Callable[[Sequence[float], int], float]
-    """(lengths, d) -> seconds of one pass over these prompts."""
-    fits: tuple[Fitted, ...]
-    """[d - 1] the form by which the scheduler decides."""
-    decoding: Callable[[int, int, int], DecodeRow]
-    """(requests, d, masters) -> decode steps over their mean context."""
-    move: Callable[[float], float]
-    """Seconds in which so many tokens of KV go from one instance to another."""
-    enough: float
-    """Prompt tokens of an instance from which a pass takes as much longer as it has more."""
-    before: float = 0.0
-    """Seconds before the scheduler sees a request."""
-    scale: float = 0.02
-    """Share of a pass that leaving KV on fewer instances takes more (the paper: less than 2 %)."""
-
-
-class Job:
-    """A request on its way."""
-
-    __slots__ = ("arrival", "began", "emitted", "finish", "first", "held", "isl", "key", "osl", "start")
-
-    def __init__(self, key: int, arrival: float, isl: float, osl: float) -> None:
-        self.key, self.arrival, self.isl, self.osl = key, arrival, isl, osl
-        self.start = self.first = self.finish = float("nan")
-        self.began = 0.0  # when it began to decode
-        self.emitted = 0
-        self.held: dict[int, float] = {}  # tokens that are kept for it, by instance
-
-    @property
-    def needs(self) -> float:
-        """Tokens of KV."""
-        return self.isl + self.osl
-
-
-class Decodes:
-    """Requests that decode together."""
-
-    __slots__ = ("claimed", "context", "end", "instances", "jobs", "lent", "steps")
-
-    def __init__(self, jobs: list[Job], instances: list[int]) -> None:
-        self.jobs, self.instances = jobs, instances
-        self.context = sum(job.isl + job.emitted for job in jobs)  # tokens that all of them attend to
-        self.claimed = 0  # passes over prompts that have its instances
-        self.end = NEVER  # of the steps that run; never: none run
-        self.steps = 0
-        self.lent: list[int] = []  # idle instances that are masters while these steps run
-
-    @property
-    def runs(self) -> bool:
-        """Whether steps are under way."""
-        return self.end < NEVER
-
-
-class Prefill(NamedTuple):
-    """A pass over prompts that is under way."""
-
-    jobs: list[Job]
-    instances: list[int]
-    stays: list[int]
-    """Instances on which their KV is left."""
-    paused: list[Decodes]
-
-
-class Outcome(NamedTuple):
-    """What became of requests; arrays in the order of arrival, seconds and tokens."""
-
-    arrival: Array
-    start: Array
-    first: Array
-    finish: Array
-    degrees: dict[int, int]
-    """Passes over prompts by degree of parallelism."""
-    down: int
-    """Batches of prompts whose KV was left on fewer instances than computed it."""
-    up: int
-    """Decode batches that took a further master."""
-    paused: int
-    """How often decodes stood still for prompts."""
-    moved: float
-    """Tokens of KV moved to free instances."""
 
 
 class Cluster:
@@ -151,13 +66,13 @@ class Cluster:
         self.busy = [False] * self.count  # in a pass over prompts
         self.waiting: deque[Job] = deque()
         self.decodes: list[Decodes] = []
-        self._events: list[tuple[float, int, Prefill | Decodes]] = []
+        self._events: list[tuple[float, int, Prefill | Decodes | Merge]] = []
         self._number = 0
         self._coming: list[Job] = []
         self._next = 0
         self._decoded = [0.0, 0]  # seconds of decoding, requests
         self.degrees: dict[int, int] = {}
-        self.down = self.up = self.pauses = 0
+        self.down = self.up = self.pauses = self.merged = 0
         self.moved = 0.0
 
     def run(self, trace: Trace) -> Outcome:
@@ -174,6 +89,8 @@ class Cluster:
                 _, _, what = heappop(self._events)
                 if isinstance(what, Prefill):
                     self._answered(what, now)
+                elif isinstance(what, Merge):
+                    self._joined(what)
                 else:
                     self._stepped(what, now)
             while self._arrival() <= now:
@@ -185,7 +102,13 @@ class Cluster:
             for name in ("arrival", "start", "first", "finish")
         }
         return Outcome(
-            **columns_of, degrees=self.degrees, down=self.down, up=self.up, paused=self.pauses, moved=self.moved
+            **columns_of,
+            degrees=self.degrees,
+            down=self.down,
+            up=self.up,
+            paused=self.pauses,
+            merged=self.merged,
+            moved=self.moved,
         )
 
     def _arrival(self) -> float:
@@ -276,11 +199,20 @@ class Cluster:
             if len(more) > len(chosen) and self._gain(more[len(chosen) :], batch, now) > self._cost(more, wider, batch):
                 group, chosen = wider, more
                 paused.append(batch)
+        movable = [batch for batch in candidates if batch not in paused]
+        freed: list[Freed] = []
+        if not group:  # without an instance a pass never ends: any move is worth it
+            move = self._least_move(movable, self.waiting[0].needs)
+            if move is not None:
+                freed = [self._free(move, movable, now)]
+                chosen = self._dispatched([move.instance])
         if not chosen:
             return
-        moves = self._freed(group, chosen, [batch for batch in candidates if batch not in paused])
-        group += [instance for instance, _ in moves]
-        starts = max([now, *(batch.end for batch in paused if batch.runs), *(at for _, at in moves)])
+        group += [each.instance for each in freed]
+        more_freed = self._freed(group, chosen, movable, now)
+        group += [each.instance for each in more_freed]
+        waits = [batch.end for batch in paused if batch.runs] + [each.at for each in (*freed, *more_freed)]
+        starts = max([now, *waits])
         group.sort()
         division = divide(
             [job.isl for job in chosen], [job.needs for job in chosen], [self.left[each] for each in group],
@@ -335,37 +267,95 @@ class Cluster:
         seconds = self._seconds(jobs, len(group))
         return sum(seconds / job.emitted for job in batch.jobs)
 
-    def _freed(self, group: list[int], jobs: Sequence[Job], candidates: list[Decodes]) -> list[tuple[int, float]]:
-        """(instance, when it is free) of decodes whose KV moves to the others of their batch (step 2)."""
-        found: list[tuple[int, float]] = []
+    def _freed(self, group: list[int], jobs: Sequence[Job], candidates: list[Decodes], now: float) -> list[Freed]:
+        """Instances more, while what the pass gains, per token in, is more than the move takes (step 2)."""
+        found: list[Freed] = []
         weight = sum(1 / job.isl for job in jobs)
-        while True:
+        while len(group) + len(found) < self.count:
             degree = len(group) + len(found)
-            best: tuple[float, int, Decodes] | None = None
-            for batch in candidates:
-                for instance in batch.instances if len(batch.instances) > 1 else ():
-                    held = sum(job.held.get(instance, 0.0) for job in batch.jobs)
-                    others = sum(self.left[each] for each in batch.instances if each != instance)
-                    if held <= others and (best is None or held < best[0]):
-                        best = held, instance, batch
-            if best is None or degree >= self.count:
-                return found
-            held, instance, batch = best
-            saved = (self._seconds(jobs, degree) - self._seconds(jobs, degree + 1)) * weight if degree else NEVER
-            if saved <= self.costs.move(held) * weight:
-                return found
-            self._move(batch, instance)
-            found.append((instance, (batch.end if batch.runs else 0.0) + self.costs.move(held)))
+            move = self._least_move(candidates, 0.0)
+            if move is None:
+                break
+            saved = self._seconds(jobs, degree) - self._seconds(jobs, degree + 1)
+            if saved * weight <= self.costs.move(move.tokens) * weight:
+                break
+            found.append(self._free(move, candidates, now))
+        return found
 
-    def _move(self, batch: Decodes, instance: int) -> None:
-        """KV of a batch goes from one of its instances to its others."""
-        batch.instances = [each for each in batch.instances if each != instance]
+    def _least_move(self, candidates: list[Decodes], room: float) -> Move | None:
+        """The instance of decodes with the least KV that has somewhere to go, so much room being left behind it.
+
+        To the other instances of its batch; a batch on one instance to another batch, as long as a step of both takes
+        not much longer than the slower of the two does now.
+        """
+        best: Move | None = None
+        for batch in candidates:
+            for instance in batch.instances:
+                held = sum(job.held.get(instance, 0.0) for job in batch.jobs)
+                if self.left[instance] + held < room:
+                    continue
+                tokens = sum(job.held.get(instance, 0.0) * (job.isl + job.emitted) / job.needs for job in batch.jobs)
+                if best is not None and tokens >= best.tokens:
+                    continue
+                target = batch if len(batch.instances) > 1 else self._company(batch, held, candidates)
+                if target is None:
+                    continue
+                others = sum(self.left[each] for each in target.instances if each != instance)
+                if held <= others:
+                    best = Move(batch, instance, target, tokens)
+        return best
+
+    def _company(self, batch: Decodes, held: float, candidates: list[Decodes]) -> Decodes | None:
+        """The batch with the most room that another one can join."""
+        fits = [
+            each for each in candidates
+            if each is not batch and sum(self.left[one] for one in each.instances) >= held and self._bears(each, batch)
+        ]  # fmt: skip
+        return max(fits, key=lambda each: sum(self.left[one] for one in each.instances), default=None)
+
+    def _bears(self, one: Decodes, other: Decodes) -> bool:
+        steps = [
+            self.costs.decoding(len(each.jobs), len(each.instances), len(each.instances)).at(each.mean).whole
+            for each in (one, other)
+        ]
+        count, degree = len(one.jobs) + len(other.jobs), len(one.instances)
+        mean = (one.context + other.context) / count + 1
+        return self.costs.decoding(count, degree, degree).at(mean).whole <= BEARABLE * max(steps)
+
+    def _free(self, move: Move, candidates: list[Decodes], now: float) -> Freed:
+        """Moves the KV of an instance away; where it goes to another batch, that one decodes both once both stand."""
+        batch, target = move.batch, move.target
+        ends = batch.end if batch.runs else now
+        at = ends + self.costs.move(move.tokens)
+        batch.instances = [each for each in batch.instances if each != move.instance]
         for job in batch.jobs:
-            held = job.held.pop(instance, 0.0)
+            held = job.held.pop(move.instance, 0.0)
             if held:
-                self.left[instance] += held
-                self.moved += held
-                self._keep(job, held, batch.instances)
+                self.left[move.instance] += held
+                self._keep(job, held, target.instances)
+        self.moved += move.tokens
+        if target is not batch:
+            batch.claimed += 1
+            target.claimed += 1
+            self.merged += 1
+            for each in (batch, target):
+                candidates.remove(each)
+            self._push(max(at, target.end if target.runs else now), Merge(batch, target))
+        return Freed(move.instance, at)
+
+    def _joined(self, merge: Merge) -> None:
+        """Two batches stand: they go on as one."""
+        batch, target = merge
+        for each in merge:
+            each.claimed -= 1
+        if batch not in self.decodes:  # its last answers ended meanwhile
+            return
+        self.decodes.remove(batch)
+        if target not in self.decodes:
+            self.decodes.append(target)
+        target.jobs = target.jobs + batch.jobs
+        target.context += batch.context
+        target.instances = sorted({instance for job in target.jobs for instance in job.held})
 
     def _launch(self, jobs: list[Job], instances: list[int], claimed: Sequence[Decodes], at: float) -> None:
         """One pass over prompts, whose KV is left on the fewest instances with room."""
@@ -415,7 +405,7 @@ class Cluster:
         """Steps of a batch: until an answer ends, a few where somebody waits, else until somebody comes."""
         if self._overlaps(batch):
             return
-        requests, mean, degree = len(batch.jobs), batch.context / len(batch.jobs) + 1, len(batch.instances)
+        requests, mean, degree = len(batch.jobs), batch.mean, len(batch.instances)
         row = self.costs.decoding(requests, degree, degree)
         if not self.waiting and not self.fixed:
             row = self._with_masters(batch, row, mean)
@@ -454,6 +444,6 @@ class Cluster:
         self.up += bool(batch.lent)
         return row
 
-    def _push(self, at: float, what: Prefill | Decodes) -> None:
+    def _push(self, at: float, what: Prefill | Decodes | Merge) -> None:
         self._number += 1
         heappush(self._events, (at, self._number, what))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from planner.phases.elastic import NEAR, Elastic, Score
-from planner.phases.esp import Outcome
-from planner.report.figures import plural, short
+from planner.phases.instances import Outcome
+from planner.report.figures import came, plural, short
 from planner.report.table import Column, lay_out, paragraphs, show, width
 from planner.simulating.traces import Trace
 from planner.units import MS, US
@@ -31,7 +31,7 @@ def rows(found: Elastic, scores: Sequence[Score], trace: Trace) -> list[dict[str
             "requests": trace.length,
             "highest_rate_per_s": _finite(score.rate),
             "elastic_gain": own / score.rate if score.rate and np.isfinite([own, score.rate]).all() else None,
-            "arrival_rate_per_s": trace.rate,
+            "arrival_rate_per_s": _finite(trace.rate),
             "attained": score.attained,
             "per_token_ms": _finite(score.per_token / MS),
             "per_input_token_ms": _finite(score.per_input / MS),
@@ -93,12 +93,13 @@ def _caption(found: Elastic, trace: Trace, did: Outcome, limit: tuple[float, flo
         f"average (half of them to {short(float(np.median(trace.isl)))}, the longest "
         f"{short(float(trace.isl.max()))}), {short(float(np.mean(trace.osl)))} out.",
         f"most req/s: the rate at which {share:.0%} of the requests take at most {short(scale)} times what they take "
-        f"alone on TP{request.gpus}, to {NEAR - 1:.0%} (any: even if all come at once). The other columns are at "
-        f"{short(trace.rate)} requests/s: time by tokens in and out, time to the first token by tokens in, time "
+        f"alone on TP{request.gpus}, to {NEAR - 1:.0%} (any: even if all come at once). The other columns are of "
+        f"them {came(trace.rate)}: time by tokens in and out, time to the first token by tokens in, time "
         "after it by tokens out; means over requests.",
         f"Elastic there: passes over prompts by degree of parallelism: {degrees} of {found.instances} instances; KV "
         f"left on fewer instances {plural(did.down, 'time')}, further masters taken {plural(did.up, 'time')}, decodes "
-        f"stood still {plural(did.paused, 'time')}, {short(did.moved)} tokens of KV moved.",
+        f"stood still {plural(did.paused, 'time')}, batches of decodes put "
+        f"together {plural(did.merged, 'time')}, {short(did.moved)} tokens of KV moved.",
         "Form: seconds of a pass over prompts = a + b sum(len) + c sum(len^2), fitted to the cost engine's passes by "
         "DoP; residual: mean error.",
     ]

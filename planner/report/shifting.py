@@ -10,7 +10,7 @@ import numpy as np
 from planner.phases.layout import moved
 from planner.phases.shift_load import Served
 from planner.phases.shifting import Shifting, System
-from planner.report.figures import plural, short
+from planner.report.figures import came, plural, short
 from planner.report.table import Column, lay_out, paragraphs, show, width
 from planner.units import GIB, MS
 
@@ -71,7 +71,7 @@ def served_rows(found: Shifting, outcomes: Sequence[Served], rate: float) -> lis
     """A row for each system under requests that come at a rate."""
     return [
         {
-            "arrival_rate_per_s": rate,
+            "arrival_rate_per_s": _finite(rate),
             "system": each.system.name,
             "base": found.base.label,
             "threshold": found.thresholds.chosen,
@@ -127,8 +127,8 @@ def _short_mode(mode: str | None) -> str:
     return {"tensor parallelism": "TP", None: "does not fit"}.get(mode, mode or "")
 
 
-def print_served(found: Shifting, outcomes: Sequence[Served], rate: float, burstiness: float) -> None:
-    """The same under requests that come at a rate."""
+def print_served(found: Shifting, outcomes: Sequence[Served], rate: float, how: str) -> None:
+    """The same under requests that come at a rate; `how` says where they are from."""
     table = served_rows(found, outcomes, rate)
     columns = [
         Column("system", lambda row: row["system"], right=False),
@@ -143,8 +143,8 @@ def print_served(found: Shifting, outcomes: Sequence[Served], rate: float, burst
     show(lay_out(columns, table, width()), ["bold underline"])
     show(
         paragraphs([
-            f"{plural(len(outcomes[0].outcome.arrival), 'request')} at {short(rate)} a second, gaps with a coefficient "
-            f"of variation of {short(burstiness)}, one by one through each system (ms; TTFT with the wait).",
+            f"{plural(len(outcomes[0].outcome.arrival), 'request')} {came(rate)}, {how}, one by one "
+                "through each system (ms; TTFT with the wait).",
             *_caption(found, loads=False),
         ])
     )  # fmt: skip

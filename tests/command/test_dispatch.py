@@ -29,9 +29,11 @@ CONTRACT = {
     "--vary --from --to --model --hardware --engine --gpus --isl --osl --concurrency --objective --tp --attention "
     "--ffn --grid --slice --arrival-rate --plot --csv --json --no-header --quiet --debug": ("crossover",),
     "--model --hardware --engine --gpus --replica --base --threshold --isl --osl --concurrency --arrival-rate "
-    "--burstiness --requests --seed --weights --kv-cache --csv --json --no-header --quiet --debug": ("shift",),
+    "--trace --burstiness --requests --seed --weights --kv-cache --csv --json --no-header --quiet --debug": ("shift",),
     "--model --hardware --engine --gpus --tp --short --long --long-share --osl --arrival-rate --requests --seed "
-    "--chunk --slo-scale --attainment --weights --kv-cache --csv --json --no-header --quiet --debug": ("elastic",),
+    "--trace --chunk --slo-scale --attainment --weights --kv-cache --csv --json --no-header --quiet --debug": (
+        "elastic",
+    ),
     "--image --frames --steps --warmup": ("rank", "explain", "launch", "diagnose", "crossover"),
     "--cfg --ulysses --ring --pipefusion --patches --exact --parallel-vae": ("rank",),
     "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "

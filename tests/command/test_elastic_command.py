@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from helpers import run
+from helpers import ROOT, run
 
 ASKED = ("elastic", "-m", "lwm-7b", "-H", "a100-80gb-sxm", "--long", "20000", "--requests", "10")
 
@@ -44,9 +44,17 @@ def test_a_system_that_cannot_hold_a_request_says_so() -> None:
     assert {row["highest_rate_per_s"] for row in rows if row["error"]} == {"0"}
 
 
+def test_requests_of_a_file() -> None:
+    trace = ROOT / "tests" / "data" / "trace.csv"
+    rows = run("elastic", "-m", "llama3-8b", "--gpus", "2", "--tp", "1", "--trace", trace, "--csv", "-").rows
+    assert {row["requests"] for row in rows} == {"80"}
+    assert rows[0]["system"] == "elastic"
+
+
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
+        (("--trace", "missing.csv"), 2, "--trace missing.csv"),
         (("--long-share", "1.5"), 2, "--long-share must be from 0 to 1, found 1.5"),
         (("--attainment", "-1"), 2, "--attainment must be from 0 to 1"),
         (("--requests", "100000"), 2, "--requests must be at most 5000"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
-from helpers import run
+from helpers import ROOT, run
 
 ASKED = ("shift", "-m", "llama3-8b", "--gpus", "4", "--isl", "2000")
 
@@ -41,9 +42,25 @@ def test_requests_one_by_one_come_out_the_same_again() -> None:
         assert float(row["ttft_p50_ms"]) <= float(row["ttft_p90_ms"]) <= float(row["ttft_p99_ms"])
 
 
+def test_requests_of_a_file_at_their_own_rate_or_another(tmp_path: Path) -> None:
+    trace = ROOT / "tests" / "data" / "trace.csv"
+    words = ("shift", "-m", "llama3-8b", "--gpus", "2", "--base", "SP2", "--csv", "-")
+    own, slow = run(*words, "--trace", trace).rows, run(*words, "--trace", trace, "--arrival-rate", "0.5").rows
+    assert {row["requests"] for row in own} == {"80"}
+    assert float(slow[0]["arrival_rate_per_s"]) == pytest.approx(0.5)
+    assert float(slow[0]["ttft_p99_ms"]) < float(own[0]["ttft_p99_ms"])
+    (tmp_path / "once.csv").write_text("arrival,isl,osl\n0,900,20\n0,700,30\n", encoding="utf-8")
+    assert {row["arrival_rate_per_s"] for row in run(*words, "--trace", tmp_path / "once.csv").rows} == {""}
+    assert "all at once" in run(*words[:-2], "--trace", tmp_path / "once.csv").out
+    done = run(*words, "--trace", tmp_path / "once.csv", "--arrival-rate", "1")
+    assert (done.status, "all requests come at once" in done.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
+        (("--trace", "missing.csv"), 2, "--trace missing.csv"),
+        (("--trace", "missing.csv", "--concurrency", "2"), 2, "--trace and --concurrency both say"),
         (("--base", "SP"), 2, "'SP' is no base: expected sequence and tensor parallelism, as SP8 or SP4xTP2"),
         (("--base", "SP8"), 2, "a replica of 8 chips: --gpus is 4"),
         (("--arrival-rate", "1", "--concurrency", "2"), 2, "give one of them"),

@@ -17,8 +17,9 @@ from planner.costs.serving import Setting, replica_of
 from planner.costs.step import Replica
 from planner.phases import batching
 from planner.phases.batching import Fitted, divide
-from planner.phases.elastic import NAMES, Elastic, elastic, mixed, score
-from planner.phases.esp import Cluster, Decodes, Job, Prefill
+from planner.phases.elastic import NAMES, Elastic, _kv_bytes, elastic, mixed, score
+from planner.phases.esp import Cluster
+from planner.phases.instances import Decodes, Job, Prefill
 from planner.phases.rings import ElasticReplica, elastic_replica, neighbour
 from planner.phases.shifting import passes, prompt
 from planner.plans.placement import Placement
@@ -26,6 +27,7 @@ from planner.plans.plan import Plan
 from planner.pricing import setting_of
 from planner.simulating.iterations import Maker
 from planner.simulating.traces import Trace, requests
+from planner.units import GIB
 
 POPULATION = mixed(500, 60_000, 0.1, 100)
 
@@ -301,3 +303,28 @@ def test_what_cannot_be_elastic(options: tuple[str, int, int], error: type[Excep
     model, gpus, tp = options
     with pytest.raises(error, match=sentence):
         elastic(request(model, gpus, "a100-80gb-sxm"), tp, 2048, 1000.0)
+
+
+def test_short_requests_are_put_together_to_free_instances_for_prompts() -> None:
+    """Where every instance decodes, the one with the least KV is freed, and its batch joins another one."""
+    found, given = question(), Trace(np.linspace(0, 2, 80), np.full(80, 700.0), np.full(80, 60.0))
+    room = [found.systems[0].tokens / 4] * 4
+    cluster = Watched(room, found.costs)
+    done = cluster.run(given)
+    assert done.merged > 0
+    assert done.moved > 0
+    assert cluster.left == pytest.approx(room)
+    assert not cluster.decodes
+    stays = found.costs._replace(move=lambda tokens: np.inf)
+    assert np.mean(done.first - given.arrival) < 0.5 * np.mean(Unmoved(room, stays).run(given).first - given.arrival)
+
+
+class Unmoved(Cluster):
+    """Frees no instance."""
+
+    def _least_move(self, candidates: Any, room: float) -> None:
+        return None
+
+
+def test_a_million_tokens_of_the_model_take_the_gib_of_the_paper() -> None:
+    assert _kv_bytes(setting(), 1) * 1e6 / GIB == pytest.approx(488, abs=0.5)

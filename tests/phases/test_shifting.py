@@ -222,6 +222,23 @@ def test_the_published_row_of_eight_h200_comes_out_in_order() -> None:
     assert tpot == pytest.approx((22.5, 9.34, 32.5, 10.1), rel=0.35)
 
 
+def test_the_published_row_of_another_model_comes_out_in_order() -> None:
+    """The same figure: Qwen-32B; its dtype is not said, 16 bit fits (fp8 would be twice as fast)."""
+    asked_of = request("qwen2.5-32b", 8, "h200", work={"isl": 4096, "osl": 250, "weights": "bf16"})
+    found = shifting.shifting(asked_of, base=Base(8))
+    columns = {system.name: (estimates, peak) for system, estimates, peak in
+               zip(found.systems, found.estimates, found.peak, strict=True)}  # fmt: skip
+    names = ("DP8", "TP8", "SP8", "shift")
+    ttft, tpot = ([float(getattr(columns[name][0], what)[0]) / MS for name in names] for what in ("ttft", "tpot"))
+    served = [float(columns[name][1].requests_per_s[0]) * 4346 / 1e3 for name in names]
+    assert ttft[0] > ttft[1] > max(ttft[2:])
+    assert tpot[1] <= tpot[3] < tpot[0] < tpot[2]
+    assert served[0] > max(served[2:]) > min(served[2:]) > served[1]
+    assert ttft == pytest.approx((385, 113, 79.8, 86.41), rel=0.2)
+    assert tpot == pytest.approx((18.8, 8.68, 24.4, 9.48), rel=0.35)
+    assert served == pytest.approx((70.1, 38.3, 52.3, 53.8), rel=0.2)
+
+
 def test_alone_a_request_takes_in_the_simulation_what_the_formula_says() -> None:
     found = published()
     alone = Trace(np.arange(3) * 30.0, np.full(3, 4096.0), np.full(3, 250.0))
