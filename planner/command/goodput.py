@@ -260,6 +260,8 @@ def _simulated(
         try:
             for plan, made in ready:
                 fared = fares(made, stream, goal, count, told)
+                if not fared.complete and fared.found is not None and fared.found.best is None:
+                    raise KeyboardInterrupt  # before anything was found
                 entries.append(Entry(plan, request.gpus, fared))
                 complete = complete and fared.complete
                 if not complete:
