@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -16,10 +17,10 @@ from planner.report import tabular
 from planner.report.goodput import Entry
 from planner.report.progress import Progress
 from planner.request import CHIPS, Request
-from planner.simulating.candidates import Candidate, check_simulated, deployments, named, ranked
+from planner.simulating.candidates import check_simulated, deployments, named, ranked
 from planner.simulating.fleets import ROUTINGS, Routing
-from planner.simulating.goodput import Deployment, Goal, highest, judge
-from planner.simulating.traces import SEED, Trace, requests
+from planner.simulating.goodput import Deployment, Goal, fares
+from planner.simulating.traces import SEED, Stream, Trace
 from planner.specs.lengths import DEFAULT, population_of, spread_of
 from planner.specs.traces import read_trace
 from planner.units import MS
@@ -58,7 +59,10 @@ Percentile = Annotated[
     float | None,
     typer.Option("--percentile", metavar="P", help="In its place: this percentile of each time must keep its limit."),
 ]
-Requests = Annotated[int, typer.Option("--requests", min=20, help="Requests that are simulated.")]
+Requests = Annotated[
+    int | None,
+    typer.Option("--requests", min=20, help="Requests that are simulated [1000, or as many as a steady state takes]."),
+]
 Burstiness = Annotated[
     float,
     typer.Option(
@@ -75,8 +79,7 @@ Prefill = Annotated[
 Route = Annotated[
     str, typer.Option("--routing", metavar="least|robin", help="Requests go to the least loaded replica, or in turn.")
 ]
-STEADY = 4.0
-"""Mean latencies that requests must come for until percentiles stand still."""
+_TRIED = 14  # rates that a search tries, about
 MOST_REQUESTS = 1_000_000
 """Requests that are drawn at most."""
 
@@ -100,7 +103,7 @@ def run(
     arrival_rate: ArrivalRate = None,
     trace: TraceFile = None,
     burstiness: Burstiness = 1.0,
-    requests: Requests = 1000,
+    requests: Requests = None,
     seed: Seed = SEED,
     isl: opt.IslOrSpread = "1024",
     osl: opt.OslOrSpread = "256",
@@ -148,7 +151,7 @@ def run(
             "give limits, --max-ttft or --max-tpot, to search the highest rate; or --arrival-rate, --trace"
         )
     _check_drawn(trace, burstiness, requests, (isl, osl, lengths))
-    coming, drawn = _trace(trace, rate, burstiness, requests, seed, (isl, osl, lengths))
+    stream = _stream(trace, rate, burstiness, seed, (isl, osl, lengths))
     request = request_of(
         model,
         hardware,
@@ -163,13 +166,18 @@ def run(
         max_num_seqs,
         max_num_batched_tokens,
     )
-    request = _as_asked(request, coming, trace, prefill)
+    request = _as_asked(request, stream.log, prefill)
     check_simulated(request)
     found = named(request, _labels(plan)) if plan is not None else ranked(request, top)
-    edges = None if rate is None and trace is None else trace is not None
-    entries, notes, complete = _simulated(request, found, coming, goal, edges, cast(Routing, routing), quiet)
+    ready, refused = deployments(request, found, stream.longest, cast(Routing, routing))
+    if not ready:
+        raise NoPlanError(f"{refused[0].plan.label}: {refused[0].reason}; no plan that was looked at has more")
+    entries, complete = _simulated(request, ready, stream, goal, requests, quiet)
     if not complete:
         opt.warn("interrupted: this is the best so far", quiet)
+    own = trace is None
+    drawn = {"seed": seed if own else None, "burstiness": burstiness if own else None, "trace": trace}
+    notes = [f"{each.plan.label} left out: {each.reason}." for each in refused]
     _show(entries, request, goal, drawn, notes, (csv, json, no_header, quiet))
 
 
@@ -188,32 +196,26 @@ def _goal(
     return Goal(limits.ttft, limits.tpot, share, percentile, None if pause is None else pause * MS)
 
 
-def _check_drawn(trace: str | None, burstiness: float, count: int, lengths: tuple[str, str, str | None]) -> None:
+def _check_drawn(trace: str | None, burstiness: float, count: int | None, lengths: tuple[str, str, str | None]) -> None:
     """Refuses what contradicts a trace, and what cannot be drawn."""
     if not 0 <= burstiness <= 20:
         raise InputError(f"--burstiness must be from 0 (equal gaps) to 20, found {burstiness:g}")
-    if count > MOST_REQUESTS:
+    if count is not None and count > MOST_REQUESTS:
         raise InputError(f"--requests must be at most {MOST_REQUESTS}, found {count}")
     if trace is not None and (lengths != (*DEFAULT, None) or burstiness != 1):
         raise InputError("--trace has arrivals and lengths of its own; leave out --isl, --osl, --lengths, --burstiness")
 
 
-def _trace(
-    file: str | None, rate: float | None, burstiness: float, count: int, seed: int,
-    lengths: tuple[str, str, str | None],
-) -> tuple[Trace, dict[str, Any]]:  # fmt: skip
-    """The requests, and how they came to be; at a rate of 1 where none is said."""
+def _stream(
+    file: str | None, rate: float | None, burstiness: float, seed: int, lengths: tuple[str, str, str | None]
+) -> Stream:
+    """Where requests come from."""
     if file is None:
-        coming = requests(population_of(*lengths), count, burstiness, seed)
-        told: dict[str, Any] = {"requests": count, "seed": seed, "burstiness": burstiness, "trace": None}
-    else:
-        coming = Trace(*read_trace(file))
-        told = {"requests": coming.length, "seed": None, "burstiness": None, "trace": file}
-    if rate is not None:
-        if not np.isfinite(coming.rate):
-            raise InputError(f"--trace {file}: all requests come at once; --arrival-rate has nothing to play faster")
-        coming = coming.faster(rate / coming.rate)
-    return coming, told
+        return Stream(None, population_of(*lengths), burstiness, seed, rate)
+    log = Trace(*read_trace(file))
+    if rate is not None and not np.isfinite(log.rate):
+        raise InputError(f"--trace {file}: all requests come at once; --arrival-rate has nothing to play faster")
+    return Stream(log, None, 1.0, seed, rate)
 
 
 def _chips(gpus: int | None, plan: str | None) -> int:
@@ -227,10 +229,10 @@ def _labels(text: str | None) -> list[str]:
     return [label.strip() for label in (text or "").split(",")]
 
 
-def _as_asked(request: Request, coming: Trace, trace: str | None, prefill: str | None) -> Request:
-    """With the lengths of a trace, and prompts that run as they are asked to."""
-    if trace is not None:
-        spread = spread_of(coming.isl, coming.osl)
+def _as_asked(request: Request, log: Trace | None, prefill: str | None) -> Request:
+    """With the lengths of a log, and prompts that run as they are asked to."""
+    if log is not None:
+        spread = spread_of(log.isl, log.osl)
         work = request.workload._replace(isl=spread.isl, osl=spread.osl, lengths=spread.lengths)
         request = request._replace(workload=work)
     if prefill is not None:
@@ -242,45 +244,37 @@ def _as_asked(request: Request, coming: Trace, trace: str | None, prefill: str |
 
 
 def _simulated(
-    request: Request, found: list[Candidate], coming: Trace, goal: Goal, edges: bool | None, routing: Routing,
+    request: Request, ready: Sequence[tuple[Plan, Deployment]], stream: Stream, goal: Goal, count: int | None,
     quiet: bool,
-) -> tuple[list[Entry], list[str], bool]:  # fmt: skip
-    """(plans as they fared, the best first; sentences; whether none was cut short).
-
-    `edges`: whether the first and last requests count; none = their rate is searched.
-
-    Raises:
-        NoPlanError: none holds the longest request.
-    """
-    ready, refused = deployments(request, found, coming, routing)
-    if not ready:
-        raise NoPlanError(f"{refused[0].plan.label}: {refused[0].reason}; no plan that was looked at has more")
+) -> tuple[list[Entry], bool]:  # fmt: skip
+    """(plans as they fared, the best first; whether none was cut short)."""
     entries: list[Entry] = []
     complete = True
-    with Progress("plan", len(ready), quiet=quiet) as progress:
+    each = _TRIED if stream.searched else 1
+    with Progress("simulation", each * len(ready), quiet=quiet) as progress:
+
+        def told() -> None:
+            if progress.done < each * (len(entries) + 1):  # how many it takes is not known before
+                progress.advance()
+
         try:
             for plan, made in ready:
-                entries.append(_entry(plan, request.gpus, made, coming, goal, edges))
-                complete = complete and (entries[-1].found is None or entries[-1].found.complete)
+                fared = fares(made, stream, goal, count, told)
+                if not fared.complete and fared.found is not None and fared.found.best is None:
+                    raise KeyboardInterrupt  # before anything was found
+                entries.append(Entry(plan, request.gpus, fared))
+                complete = complete and fared.complete
                 if not complete:
                     break
-                progress.advance()
+                while progress.done < each * len(entries):
+                    progress.advance()
         except KeyboardInterrupt:
             if not entries:
                 raise
             complete = False
-    notes = [f"{each.plan.label} left out: {each.reason}." for each in refused]
-    if edges is not None:
-        return sorted(entries, key=lambda entry: (-entry.judged.good, -entry.judged.attained)), notes, complete
-    return sorted(entries, key=lambda entry: -entry.rate / entry.gpus), notes, complete
-
-
-def _entry(plan: Plan, gpus: int, made: Deployment, coming: Trace, goal: Goal, edges: bool | None) -> Entry:
-    """One plan: at the rate at which requests come, or at the highest that is good, or else alone."""
-    if edges is not None:
-        return Entry(plan, gpus, judge(made.run(coming), goal, coming.rate, edges))
-    found = highest(made, coming, goal)
-    return Entry(plan, gpus, found.best or found.idle, found)
+    if stream.searched:
+        return sorted(entries, key=lambda entry: -entry.rate / entry.gpus), complete
+    return sorted(entries, key=lambda entry: (-entry.judged.good, -entry.judged.attained)), complete
 
 
 def _show(
@@ -293,7 +287,7 @@ def _show(
         NoPlanError: no plan keeps the limits.
     """
     csv, json, no_header, quiet = output
-    searched = entries[0].found
+    searched = entries[0].fared.found
     if searched is not None and searched.best is None:
         raise NoPlanError(report.unreachable(entries, goal))
     _warn_short(entries, drawn, quiet)
@@ -311,11 +305,10 @@ def _show(
 
 def _warn_short(entries: list[Entry], drawn: dict[str, Any], quiet: bool) -> None:
     """Says where requests come for too short a time to be in steady state."""
-    longest = max(entries, key=lambda entry: entry.judged.rate * float(entry.judged.outcome.latency.mean()))
-    needed = STEADY * longest.judged.rate * float(longest.judged.outcome.latency.mean())
-    if drawn["trace"] is None and drawn["requests"] < needed:
+    short = max((entry.fared for entry in entries), key=lambda fared: fared.needed - fared.requests)
+    if drawn["trace"] is None and short.requests < short.needed:
         opt.warn(
-            f"{drawn['requests']} requests at {longest.judged.rate:.4g} a second are over too soon for a steady state; "
-            f"--requests {int(np.ceil(needed / 100)) * 100} would do",
+            f"{short.requests} requests at {short.judged.rate:.4g} a second are over too soon for a steady state; "
+            f"--requests {-(-short.needed // 100) * 100} would do",
             quiet,
         )

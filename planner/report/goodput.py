@@ -11,7 +11,7 @@ from planner.plans.plan import Plan
 from planner.report.figures import plural, prompt, short
 from planner.report.table import Column, Row, lay_out, paragraphs, show, width
 from planner.request import Request
-from planner.simulating.goodput import GAPS, Found, Goal, Judged
+from planner.simulating.goodput import GAPS, Fared, Found, Goal, Judged
 from planner.units import MS
 
 PERCENTILES = (50, 90, 99)
@@ -19,18 +19,22 @@ _WORDS = {"ttft": "TTFT", "tpot": "TPOT", "gap": "gap", "load": "load"}
 
 
 class Entry(NamedTuple):
-    """A plan, and how it fared: at the rate that is asked, or at the highest that it keeps."""
+    """A plan, and how it fared."""
 
     plan: Plan
     gpus: int
-    judged: Judged
-    found: Found | None = None
-    """Where the highest rate was searched."""
+    fared: Fared
+
+    @property
+    def judged(self) -> Judged:
+        """At the rate that is asked, or at the highest that is good."""
+        return self.fared.judged
 
     @property
     def rate(self) -> float:
         """The highest good rate; 0 where there is none, or none was searched."""
-        return 0.0 if self.found is None or self.found.best is None else self.found.best.rate
+        found = self.fared.found
+        return 0.0 if found is None or found.best is None else found.best.rate
 
 
 def row(entry: Entry, request: Request, goal: Goal, drawn: dict[str, Any]) -> Row:
@@ -40,9 +44,9 @@ def row(entry: Entry, request: Request, goal: Goal, drawn: dict[str, Any]) -> Ro
         entry: the plan, simulated.
         request: what is asked.
         goal: the limits.
-        drawn: how requests were made: `requests`, `seed`, `burstiness`, `trace`.
+        drawn: how requests were made: `seed`, `burstiness`, `trace`.
     """
-    judged, found = entry.judged, entry.found
+    judged, found = entry.judged, entry.fared.found
     outcome, work = judged.outcome, request.workload
     times = {
         f"{name}_p{percent}_ms": _number(value / MS)
@@ -73,6 +77,7 @@ def row(entry: Entry, request: Request, goal: Goal, drawn: dict[str, Any]) -> Ro
         "kv_peak": outcome.peak,
         "preempted": int(outcome.preempted.sum()),
         "tokens_per_s": float(outcome.osl.sum() / outcome.span),
+        "requests": entry.fared.requests,
         **drawn,
         "max_ttft_ms": None if goal.ttft is None else goal.ttft / MS,
         "max_tpot_ms": None if goal.tpot is None else goal.tpot / MS,
@@ -117,7 +122,8 @@ def print_goodput(
     show(lines, ["bold underline"])
     first = entries[0]
     drawn = rows[0]
-    count = plural(drawn["requests"], "request")
+    counts = sorted({row["requests"] for row in rows})
+    count = plural(counts[0], "request") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} requests"
     if drawn["trace"]:
         source = f"{count} of {drawn['trace']}"
     else:
@@ -128,10 +134,11 @@ def print_goodput(
         f"{request.model.name} ({formats}) on {request.gpus} x {request.hardware.name}, engine {request.engine.name} "
         f"{request.engine.version}; {prompt(request.workload)}; {source}. Times in ms, TTFT with the wait."
     ]
-    if first.found is not None:
+    found = first.fared.found
+    if found is not None:
         texts.append(
             f"{first.plan.label} keeps {promise(goal)} up to {short(first.judged.rate)} requests/s, "
-            f"{short(first.judged.rate / first.gpus, 3)} a chip; {_beyond(first.found)}."
+            f"{short(first.judged.rate / first.gpus, 3)} a chip; {_beyond(found)}."
         )
     elif goal.limits:
         texts.append(f"Asked: {promise(goal)}.")
@@ -181,13 +188,13 @@ def kept(judged: Judged) -> str:
 def unreachable(entries: Sequence[Entry], goal: Goal) -> str:
     """What is within reach where no plan keeps its promise even with next to no load."""
     given = goal.limits
-    together = next((entry for entry in entries if entry.found is not None and entry.found.idle.good), None)
-    if together is not None and together.found is not None and together.found.beyond is not None:
-        beyond = together.found.beyond
-        return (
-            f"no plan keeps {promise(goal)}: alone every request of {together.plan.label} does, but those that come "
-            f"together do not, even at {short(beyond.rate)} requests/s ({kept(beyond)})"
-        )
+    for entry in entries:
+        found = entry.fared.found
+        if found is not None and found.idle.good and found.beyond is not None:
+            return (
+                f"no plan keeps {promise(goal)}: one request at a time does with {entry.plan.label}, but those that "
+                f"come together do not, even at {short(found.beyond.rate)} requests/s ({kept(found.beyond)})"
+            )
     idle = {entry.plan.label: {name: _reached(entry.judged, name, goal) for name in given} for entry in entries}
     excess = {label: sum(_excess(times[name], given[name]) for name in given) for label, times in idle.items()}
     nearest = min(excess, key=lambda label: excess[label])

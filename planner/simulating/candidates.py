@@ -19,7 +19,6 @@ from planner.ranking import NoneLeftError, rank
 from planner.request import Request, check
 from planner.simulating.fleets import Routing
 from planner.simulating.goodput import Deployment
-from planner.simulating.traces import Trace
 
 
 class Candidate(NamedTuple):
@@ -93,16 +92,20 @@ def ranked(request: Request, most: int) -> list[Candidate]:
 
 
 def deployments(
-    request: Request, candidates: Sequence[Candidate], trace: Trace, routing: Routing = "least"
+    request: Request, candidates: Sequence[Candidate], longest: tuple[float, float], routing: Routing = "least"
 ) -> tuple[list[tuple[Plan, Deployment]], list[Refused]]:
-    """(plans ready to be simulated, those that cannot hold a request of the trace).
+    """(plans ready to be simulated, those that cannot hold the longest request).
+
+    Args:
+        request: what is asked.
+        candidates: the plans.
+        longest: isl and osl of the longest request.
+        routing: which replica a request goes to.
 
     Raises:
         InputError: drafts, which are not simulated.
     """
     work = request.workload
-    place = int(np.argmax(trace.isl + trace.osl))
-    longest = float(trace.isl[place]), float(trace.osl[place])
     ready, refused = [], []
     for plan, setting in candidates:
         made = Deployment.of(setting, plan, sum(longest), float(work.max_context or 0), work.prefix_hit, routing)

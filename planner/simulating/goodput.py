@@ -19,9 +19,13 @@ from planner.plans.plan import Plan
 from planner.simulating.fleets import Outcome, Routing, simulate
 from planner.simulating.iterations import Clock, IterationTime
 from planner.simulating.rooms import KvRoom, Rules, cached_prefix
-from planner.simulating.traces import Trace
+from planner.simulating.traces import Stream, Trace
 
 Array = NDArray[np.float64]
+FEWEST, MOST = 1000, 20_000
+"""Requests that are drawn where it is not said how many."""
+FILLS = 4.0
+"""How often a deployment must have been filled anew until percentiles stand still."""
 EDGE = 0.25
 """Share of the time in which requests come that is left out at either end at most (see `judge`)."""
 GROWTH = 0.05
@@ -153,6 +157,62 @@ class Found(NamedTuple):
         """What is the first to break: ttft, tpot, gap, or load (more comes than is served); () where nothing is."""
         judged = self.idle if not self.idle.good else self.beyond
         return () if judged is None else judged.broken
+
+
+class Fared(NamedTuple):
+    """A deployment under a stream of requests: at its rate, or at the highest that is good."""
+
+    judged: Judged
+    """Where no rate is good: each request alone."""
+    found: Found | None
+    """Where the rate was searched."""
+    requests: int
+
+    @property
+    def needed(self) -> int:
+        """Requests after which percentiles stand still: FILLS times as many as are in flight."""
+        flight = self.judged.rate * float(self.judged.outcome.latency.mean())
+        return int(np.ceil(FILLS * flight)) if np.isfinite(flight) else 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was cut short."""
+        return self.found is None or self.found.complete
+
+
+def fares(
+    deployment: Deployment,
+    stream: Stream,
+    goal: Goal,
+    count: int | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> Fared:
+    """How a deployment fares.
+
+    Args:
+        deployment: what serves.
+        stream: the requests.
+        goal: what they are promised.
+        count: how many are drawn; none = FEWEST, and more (to MOST) where so few are over too soon.
+        progress: told after each simulation.
+
+    Raises:
+        ValueError: a request that does not fit.
+    """
+    known = count or FEWEST
+    while True:
+        trace = stream.take(known)
+        if stream.searched:
+            found = highest(deployment, trace, goal, progress)
+            fared = Fared(found.best or found.idle, found, trace.length)
+        else:
+            rate = trace.rate
+            fared = Fared(judge(deployment.run(trace), goal, rate, edges=stream.log is not None), None, trace.length)
+            progress()
+        enough = count is not None or stream.log is not None or known >= min(fared.needed, MOST)
+        if enough or not fared.complete or not fared.judged.sustained:  # a queue that grows never stands still
+            return fared
+        known = min(MOST, int(1.2 * fared.needed))
 
 
 def judge(outcome: Outcome, goal: Goal, rate: float, edges: bool = False) -> Judged:

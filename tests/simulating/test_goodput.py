@@ -16,8 +16,8 @@ from planner.costs.serving import replica_of
 from planner.costs.step import pass_time
 from planner.evidence import serving
 from planner.simulating.fleets import Outcome, closed_loop
-from planner.simulating.goodput import Deployment, Found, Goal, highest, judge
-from planner.simulating.traces import Trace, requests
+from planner.simulating.goodput import Deployment, Found, Goal, fares, highest, judge
+from planner.simulating.traces import Stream, Trace, requests
 from planner.specs.lengths import population_of
 
 SMALL = ("llama3-8b", "h100", "vllm", "TP1")
@@ -137,6 +137,20 @@ def test_without_a_tight_limit_the_queue_ends_it() -> None:
     found = highest(deployment(*SMALL), SCENARIO, Goal(ttft=1e5))
     assert found.best is not None
     assert found.bound == ("load",)
+
+
+def test_as_many_requests_are_drawn_as_a_steady_state_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.simulating.goodput.FEWEST", 30)
+    made = deployment(*SMALL)
+    stream = Stream(population=population_of("500", "100", None), rate=20.0)
+    fared = fares(made, stream, GOAL)
+    assert fared.requests > 30
+    assert fared.requests >= fared.needed
+    assert fares(made, stream, GOAL, 30).requests == 30
+    log = Stream(log=SCENARIO)
+    assert fares(made, log, GOAL).requests == SCENARIO.length
+    assert fares(made, log, GOAL).judged.rate == pytest.approx(SCENARIO.rate)
+    assert fares(made, stream._replace(rate=500.0), GOAL).judged.broken
 
 
 def test_an_interrupt_keeps_what_was_found() -> None:

@@ -181,6 +181,7 @@ def test_decode_steps_of_a_pipeline_take_the_longer_of_its_depth_and_its_microba
     found = simulate(alike(size, 1, 400), clock, ENDLESS, Rules(True, 4096, microbatches=3))
     step = clock.decoding(math.ceil(size / 3)).at(1)
     assert found.tpot.mean() == pytest.approx(max(step.whole, min(3, size) * step.slowest), rel=0.01)
+    assert found.utilisation == pytest.approx(min(size, 3) / 3, rel=0.01)
     conserved(found)
 
 
