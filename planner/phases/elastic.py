@@ -27,7 +27,7 @@ from planner.phases.esp import Cluster
 from planner.phases.instances import Costs, Outcome
 from planner.phases.layout import Base
 from planner.phases.rings import elastic_replica
-from planner.phases.shifting import memory_of, passes
+from planner.phases.shifting import is_plain, memory_of, passes
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.rules import tp_allowed
@@ -134,8 +134,10 @@ def elastic(request: Request, tp: int, chunk: int, longest: float) -> Elastic:
         NoPlanError: an instance does not hold the weights, or all of them not the longest request.
     """
     model, engine = request.model, request.engine
-    if model.experts is not None or model.attention.latent is not None or model.linear is not None:
-        raise InputError(f"elastic parallelism of {model.name}: only dense models with plain attention are priced")
+    if not is_plain(model):
+        raise InputError(
+            f"elastic parallelism of {model.name}: only dense models with plain attention to all tokens are priced"
+        )
     if request.gpus % tp or request.gpus // tp < 2:
         raise InputError(f"--tp {tp}: {request.gpus} chips are no two or more instances of {tp}")
     domain = request.hardware.domain or request.gpus

@@ -30,6 +30,7 @@ from planner.plans.rules import tp_allowed
 from planner.pricing import setting_of
 from planner.request import Request
 from planner.simulating.iterations import Maker
+from planner.specs.model import Model
 from planner.units import GIB
 
 Array = NDArray[np.float64]
@@ -228,15 +229,23 @@ def shift_maker(base: Base, threshold: int) -> Maker:
     return make
 
 
+def is_plain(model: Model) -> bool:
+    """Whether all layers are dense and attend to all tokens, with keys and values of their own."""
+    attention = model.attention
+    return model.experts is None and model.linear is None and attention.latent is None and attention.window is None
+
+
 def check(request: Request) -> None:
     """Refuses what is not priced.
 
     Raises:
-        InputError: experts, latent attention, another schedule or attention, drafts, lengths that differ.
+        InputError: experts, latent or windowed attention, another schedule, drafts, lengths that differ.
     """
     model, work = request.model, request.workload
-    if model.experts is not None or model.attention.latent is not None or model.linear is not None:
-        raise InputError(f"shift parallelism of {model.name}: only dense models with plain attention are priced")
+    if not is_plain(model):
+        raise InputError(
+            f"shift parallelism of {model.name}: only dense models with plain attention to all tokens are priced"
+        )
     if (work.schedule or request.engine.scheduler.schedule) == "static" or work.lengths is not None:
         raise InputError("shift parallelism is about continuous batching of requests of one length")
     if work.osl < 2:

@@ -293,6 +293,7 @@ def test_gains_are_in_the_order_of_the_paper() -> None:
     ("options", "error", "sentence"),
     [
         (("mixtral-8x7b", 8, 2), InputError, "only dense models"),
+        (("gemma-2-9b", 8, 2), InputError, "attention to all tokens"),
         (("lwm-7b", 8, 3), InputError, "8 chips are no two or more instances of 3"),
         (("lwm-7b", 8, 8), InputError, "no two or more instances"),
         (("llama3-70b", 8, 1), NoPlanError, "hold 0 tokens"),
