@@ -70,6 +70,7 @@ def run(
     from planner.phases import elastic as phases  # noqa: PLC0415 (imports are part of what may be slow)
     from planner.report import elastic as report  # noqa: PLC0415
     from planner.report.progress import Progress  # noqa: PLC0415
+    from planner.report.stderr import say  # noqa: PLC0415
     from planner.simulating import traces  # noqa: PLC0415
 
     opt.check_targets(csv, json, specs=(model, hardware, engine, trace))
@@ -106,9 +107,15 @@ def run(
     found = phases.elastic(request, tp, chunk, longest)
     scores = []
     with Progress("system", len(found.systems), quiet=quiet, bar=not opt.is_piped(csv, json)) as progress:
-        for system in found.systems:
-            scores.append(phases.score(found, system, coming, scale, attainment))
-            progress.advance(failed=scores[-1].rate == 0)
+        try:
+            for system in found.systems:
+                scores.append(phases.score(found, system, coming, scale, attainment))
+                progress.advance(failed=scores[-1].rate == 0)
+        except KeyboardInterrupt:
+            if not scores:
+                raise
+            say(f"interrupted: {len(scores)} of {len(found.systems)} systems")
+            found = found._replace(systems=found.systems[: len(scores)])
     tabular.write_rows(report.rows(found, scores, coming), csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
         report.print_elastic(found, scores, coming, found.esp(coming), (scale, attainment))

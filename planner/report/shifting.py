@@ -162,9 +162,25 @@ def _caption(found: Shifting, loads: bool = True) -> list[str]:
     ]
     if loads:
         texts.append("behind: in latency of the best at that load; in tokens/s of the best at most tok/s.")
+        texts.append(_worst(found))
     texts += [_crossing(found), _layout(found), _memory(system)]
+    texts = [text for text in texts if text]
     texts += [f"Not {'shown' if loads else 'run'}: {name}: {reason}." for name, reason in found.left_out.items()]
     return texts
+
+
+def worst(found: Shifting) -> dict[str, float]:
+    """How far each system is behind the best in latency at the worst of the loads that all of them hold."""
+    latencies = np.array([[float(value) for value in each.latency] for each in found.estimates])
+    held = np.isfinite(latencies).all(axis=0)
+    losses = latencies[:, held] / latencies[:, held].min(axis=0) - 1
+    most = losses.max(axis=1) if held.any() else np.full(len(losses), np.nan)
+    return {system.name: float(loss) for system, loss in zip(found.systems, most, strict=True)}
+
+
+def _worst(found: Shifting) -> str:
+    parts = [f"{name} {short(100 * loss, 2)}%" for name, loss in worst(found).items() if np.isfinite(loss)]
+    return f"At the worst of the loads that all hold, behind the best: {', '.join(parts)}." if parts else ""
 
 
 def _crossing(found: Shifting) -> str:

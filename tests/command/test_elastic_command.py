@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from helpers import ROOT, run
+
+from planner.phases import elastic
 
 ASKED = ("elastic", "-m", "lwm-7b", "-H", "a100-80gb-sxm", "--long", "20000", "--requests", "10")
 
@@ -42,6 +45,23 @@ def test_a_system_that_cannot_hold_a_request_says_so() -> None:
         "fixed ring": "", "replicas": "a request does not fit",
     }  # fmt: skip
     assert {row["highest_rate_per_s"] for row in rows if row["error"]} == {"0"}
+
+
+def test_an_interrupt_keeps_the_systems_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    score = elastic.score
+
+    def stopping(found: Any, system: Any, *rest: Any) -> Any:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(system.name)
+        return score(found, system, *rest)
+
+    monkeypatch.setattr(elastic, "score", stopping)
+    stopped = run(*ASKED, "--csv", "-")
+    assert stopped.status == 0
+    assert [row["system"] for row in stopped.rows] == ["elastic", "whole prompts"]
+    assert "interrupted: 2 of 6 systems" in stopped.err
 
 
 def test_requests_of_a_file() -> None:

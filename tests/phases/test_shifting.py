@@ -20,6 +20,7 @@ from planner.phases.shift_load import served
 from planner.phases.shifting import Shifting
 from planner.phases.ulysses import SequenceReplica, exchanged, sequence_replica
 from planner.plans.plan import Plan
+from planner.report.shifting import worst
 from planner.simulating.traces import Trace
 from planner.units import MS
 
@@ -220,6 +221,13 @@ def test_the_published_row_of_eight_h200_comes_out_in_order() -> None:
     for mine, theirs, off in ((ttft, (614, 159, 103, 102), 0.2), (served, (45.9, 24.7, 37.2, 37.4), 0.2)):
         assert mine == pytest.approx(theirs, rel=off)
     assert tpot == pytest.approx((22.5, 9.34, 32.5, 10.1), rel=0.35)
+
+
+def test_whoever_shifts_is_never_far_behind() -> None:
+    """What a deployment that changes is for: each of the others is far behind at one end of the load."""
+    losses = worst(published())
+    assert losses["shift"] < 0.15
+    assert min(loss for name, loss in losses.items() if name != "shift") > 0.5
 
 
 def test_the_published_row_of_another_model_comes_out_in_order() -> None:
