@@ -97,7 +97,9 @@ class Replica:
     def spread(self) -> Spread:
         """How the group's ranks share the experts."""
         ep, exchange = (1 if self.ep is None else self.ep), self.engine.exchange or Exchange()
-        return Spread(ep, self.tp / ep, self.own_groups, exchange.redundant, exchange.imbalance)
+        sent = (self.own_groups > 1) & (np.asarray(ep) > 1) & (exchange.kind == "all_to_all")
+        padded = ~sent & (self.engine.expert_rows == "all")
+        return Spread(ep, self.tp / ep, self.own_groups, exchange.redundant, exchange.imbalance, padded=padded)
 
     @cached_property
     def nodes(self) -> NDArray[np.int_]:

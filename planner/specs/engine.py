@@ -198,6 +198,9 @@ class Engine(NamedTuple):
     overlap: Overlap | None = None
     expert_parallel: Literal["group", "divides"] | None = None
     """Whole experts on different ranks: over a whole tensor-parallel group, over any divisor of it, or never."""
+    expert_rows: Literal["own", "all"] = "own"
+    """With whole experts on different ranks and no all-to-all: kernels for experts run on a rank's own (token, expert)
+    pairs, or write and read rows for all of them, zeros in those of other ranks."""
     exchange: Exchange | None = None
     """none = a gather in 16 bit."""
     attention_dp: Literal["divides", "equal"] | None = None
@@ -240,7 +243,9 @@ class Engine(NamedTuple):
 
     def kv_dtype(self, weights: str, hardware: Hardware | None = None) -> str:
         """Dtype of the KV cache when none is asked for: on this hardware, else for these weights, else always."""
-        own = {} if hardware is None else hardware.kv_cache
+        own, stored = {} if hardware is None else hardware.kv_cache, WEIGHTS.get(weights)
+        if stored is not None and stored.dense is not None and weights not in {**own, **self.kv_cache.by_weights}:
+            weights = stored.dense  # pruned weights change nothing about the cache
         return own.get(weights, self.kv_cache.by_weights.get(weights, self.kv_cache.default))
 
     def limited(self, sequences: int | None = None, tokens: int | None = None) -> Engine:
