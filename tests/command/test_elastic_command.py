@@ -10,7 +10,7 @@ from helpers import ROOT, run
 
 from planner.phases import elastic
 
-ASKED = ("elastic", "-m", "lwm-7b", "-H", "a100-80gb-sxm", "--long", "20000", "--requests", "10")
+ASKED = ("elastic", "-m", "lwm-7b", "-H", "a100-80gb-sxm", "--long", "20000", "--requests", "8")
 
 
 def test_systems_and_the_form_as_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,12 +22,11 @@ def test_systems_and_the_form_as_tables(monkeypatch: pytest.MonkeyPatch) -> None
     assert lines[1].split()[0] == "elastic"
     text = " ".join(done.out.split())
     assert "DoP a, ms b, us/token" in text
-    assert "10 requests" in text
+    assert "8 requests" in text
 
 
-def test_csv_and_json_say_the_same_and_seeds_decide() -> None:
-    first, other = (run(*ASKED, "--csv", "-", "--seed", seed) for seed in (1, 2))
-    assert first.out != other.out
+def test_csv_and_json_say_the_same() -> None:
+    first = run(*ASKED, "--csv", "-")
     objects = json.loads(run(*ASKED, "--json", "-").out)  # the same seed
     assert [row["per_token_ms"] for row in first.rows] == [f"{each['per_token_ms']:.6g}" for each in objects]
     assert [row["system"] for row in first.rows] == [each["system"] for each in objects]

@@ -50,8 +50,9 @@ def test_requests_of_a_file_at_their_own_rate_or_another(tmp_path: Path) -> None
     assert float(slow[0]["arrival_rate_per_s"]) == pytest.approx(0.5)
     assert float(slow[0]["ttft_p99_ms"]) < float(own[0]["ttft_p99_ms"])
     (tmp_path / "once.csv").write_text("arrival,isl,osl\n0,900,20\n0,700,30\n", encoding="utf-8")
-    assert {row["arrival_rate_per_s"] for row in run(*words, "--trace", tmp_path / "once.csv").rows} == {""}
-    assert "all at once" in run(*words[:-2], "--trace", tmp_path / "once.csv").out
+    both = run(*words[:-2], "--trace", tmp_path / "once.csv", "--json", tmp_path / "once.json")
+    assert "all at once" in both.out
+    assert {row["arrival_rate_per_s"] for row in json.loads((tmp_path / "once.json").read_text())} == {None}
     done = run(*words, "--trace", tmp_path / "once.csv", "--arrival-rate", "1")
     assert (done.status, "all requests come at once" in done.err) == (2, True)
 
