@@ -201,16 +201,30 @@ def crossover(context: typer.Context) -> None:
 
     options = context.params
     given = getattr(context.get_parameter_source("vary"), "name", "") == "COMMANDLINE"
-    word = options["vary"] if given else ""
+    word = options["vary"][0] if given else ""
     request = request_of(options)
     word = word or ("frames" if request.model.is_video else "image")
     axis = next((each for each in AXES if each == word), None)
     if axis is None:
         raise InputError(f"--vary {word}: expected one of {', '.join(AXES)} for a diffusion transformer")
-    found = crossing(request, axis, options["low"], options["high"])
+    low, high = (_end(option, options[name]) for option, name in (("--from", "low"), ("--to", "high")))
+    found = crossing(request, axis, low, high)
     tabular.write_rows(report.crossing_rows(found), options["csv"], options["json"], not options["no_header"])
     if not opt.is_piped(options["csv"], options["json"]) and not options["quiet"]:
         report.print_crossing(found)
+
+
+def _end(option: str, values: list[float] | None) -> int | None:
+    """The first value of --from or --to.
+
+    Raises:
+        InputError: not a whole number of at least 1.
+    """
+    if not values:
+        return None
+    if values[0] != int(values[0]) or values[0] < 1:
+        raise InputError(f"{option} {values[0]:g}: expected a whole number of at least 1")
+    return int(values[0])
 
 
 def launch(context: typer.Context) -> None:

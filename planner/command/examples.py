@@ -80,10 +80,29 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "crossover": (
         Example("from which load on another plan leads", "crossover -m llama3-70b --gpus 8 --vary concurrency"),
+        Example(
+            "over loads and prompts, and one plan for all of it",
+            "crossover -m llama3-70b --gpus 8\n--vary concurrency --vary isl --to 256 --to 4096",
+        ),
         Example("of an image model, from how many chips on", "crossover -m sd3 -H l40 --vary gpus"),
         Example(
             "from which batch on weights are gathered",
             "crossover -m palm-62b -H tpu-v4 --gpus 32 --tp 32\n--isl 1984 --osl 64 --vary tokens --to 1000000",
+        ),
+    ),
+    "shift": (
+        Example("over the load, and where it changes", "shift -m llama3.1-70b -H h200 --weights fp8\n--isl 4096"),
+        Example(
+            "under bursts, with a base of your own",
+            "shift -m llama3-8b --gpus 4 --base SP4\n--arrival-rate 40 --burstiness 3 --requests 200",
+        ),
+    ),
+    "elastic": (
+        Example("a long prompt in ten", "elastic -m lwm-7b -H a100-80gb-sxm --requests 40"),
+        Example(
+            "documents and their summaries",
+            "elastic -m lwm-7b -H a100-80gb-sxm --short 1000\n--long 100000 --long-share 0.3 --osl 100\n"
+            "--arrival-rate 0.2 --requests 20",
         ),
     ),
     "search": (
@@ -106,6 +125,16 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("the line that starts a plan", "launch -m llama3-70b --plan TP8"),
         Example("two nodes, by address", "launch -m llama3-70b --plan TP8xPP2\n--hosts 10.0.0.1,10.0.0.2"),
         Example("another engine, with its files", "launch -m llama3-70b --plan TP8 --engine trtllm"),
+    ),
+    "goodput": (
+        Example(
+            "the highest rate within two limits",
+            "goodput -m llama3-8b --plan TP1\n--max-ttft 300 --max-tpot 12 --requests 300",
+        ),
+        Example(
+            "percentiles at a rate, in bursts", "goodput -m llama3-70b --arrival-rate 2\n--burstiness 2 --requests 200"
+        ),
+        Example("a log played back", "goodput -m llama3-8b --gpus 2\n--trace requests.csv --max-ttft 300"),
     ),
     "memory": (
         Example("will it start, and with how much context", "memory -m gpt-oss-120b --tp 2"),

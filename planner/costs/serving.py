@@ -193,6 +193,18 @@ def itemise(setting: Setting, rows: Rows, fitted: Fit) -> Estimates:
     return _price_block(setting, rows, fitted.batch, fitted.running, itemised=True)
 
 
+def price_on(setting: Setting, rows: Rows, batch: Array, replica: Replica) -> Estimates:
+    """`price` with a replica of another making, which says how long its passes take; its `mfu` says nothing.
+
+    Args:
+        setting: lengths that differ are not looked at.
+        rows: their degrees are those of the replica.
+        batch: requests per replica.
+        replica: over the same rows.
+    """
+    return _price_block(setting, rows, batch, batch * rows.dp, replica=replica)
+
+
 def _price_lengths(setting: Setting, rows: Rows, fitted: Fit, lengths: Lengths, itemised: bool = False) -> Estimates:
     """Rows whose requests differ in length: the mean over some lengths of prompts, all beside the same decodes.
 
@@ -284,9 +296,10 @@ def _price_block(
     running: Array,
     itemised: bool = False,
     context: Array | None = None,
+    replica: Replica | None = None,
 ) -> Estimates:
     """Rows of one length each, decodes at a context: none = that of requests half through their answers."""
-    replica = replica_of(setting, rows, itemised)
+    replica = replica_of(setting, rows, itemised) if replica is None else replica
     runs = batch >= 1
     b = np.where(runs, batch, 1.0)
     whole = setting.engine.scheduler.microbatches == "whole"

@@ -203,7 +203,7 @@ def _other_window(model: Model, draft: Model) -> bool:
 
 def iteration(replica: Replica, work: Pass) -> PassTime:
     """Seconds of one pass; of a replica that speculates, with its rows to verify and its drafts."""
-    return replica.pass_time(work) if isinstance(replica, Speculating) else pass_time(replica, work)
+    return replica.pass_time(work)
 
 
 def per_token(replica: Replica, step: Parts) -> Parts:

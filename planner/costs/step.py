@@ -119,6 +119,10 @@ class Replica:
             found[kind.experts] = [own + more for own, more in zip(held, counts, strict=True)]
         return [(experts, (first, middle, last)) for experts, (first, middle, last) in found.items()]
 
+    def pass_time(self, work: Pass) -> PassTime:
+        """Seconds of one pass."""
+        return pass_time(self, work)
+
     def count(self, work: Pass, experts: bool) -> tuple[list[Operation], list[Transfer]]:
         """Operations and transfers of one pass through a layer with a dense FFN, or with experts, and at the ends."""
         spread = self.spread if experts else None

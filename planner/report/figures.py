@@ -21,6 +21,11 @@ def short(value: float | None, digits: int = 4) -> str:
     return significant(value, digits)
 
 
+def came(rate: float) -> str:
+    """How requests come, as `at 40 a second`; an infinite rate is all of them at once."""
+    return f"at {short(rate)} a second" if math.isfinite(rate) else "all at once"
+
+
 def plural(count: int, noun: str) -> str:
     """A count with its noun."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -27,7 +27,13 @@ CONTRACT = {
     "--attention --prefill-attention --ffn --prefill-ffn --max-ttft --max-tpot --max-latency --csv --json --no-header "
     "--quiet --debug --top --jobs": ("sweep",),
     "--vary --from --to --model --hardware --engine --gpus --isl --osl --concurrency --objective --tp --attention "
-    "--ffn --grid --slice --csv --json --no-header --quiet --debug": ("crossover",),
+    "--ffn --grid --slice --arrival-rate --plot --csv --json --no-header --quiet --debug": ("crossover",),
+    "--model --hardware --engine --gpus --replica --base --threshold --isl --osl --concurrency --arrival-rate "
+    "--trace --burstiness --requests --seed --weights --kv-cache --csv --json --no-header --quiet --debug": ("shift",),
+    "--model --hardware --engine --gpus --tp --short --long --long-share --osl --arrival-rate --requests --seed "
+    "--trace --chunk --slo-scale --attainment --weights --kv-cache --csv --json --no-header --quiet --debug": (
+        "elastic",
+    ),
     "--image --frames --steps --warmup": ("rank", "explain", "launch", "diagnose", "crossover"),
     "--cfg --ulysses --ring --pipefusion --patches --exact --parallel-vae": ("rank",),
     "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "
@@ -46,6 +52,9 @@ CONTRACT = {
     "--model -m --graph --hardware -H --engine --gpus --phase --isl --osl --concurrency --layers --weights --kv-cache "
     "--memory-limit --method --chains --budget --seed --beta --restart --devices --microbatches --form --beside --jobs "
     "--csv --json --plot --no-header --quiet --debug": ("search",),
+    "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --lengths --max-ttft --max-tpot --max-gap "
+    "--attainment --percentile --arrival-rate --trace --burstiness --requests --seed --prefill --routing --top --csv "
+    "--json --no-header --quiet --debug": ("goodput",),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),
@@ -61,11 +70,14 @@ CONTRACT = {
         "explain",
         "compare",
         "crossover",
+        "shift",
+        "elastic",
         "diagnose",
         "validate",
         "launch",
         "calibrate",
         "search",
+        "goodput",
         "models",
         "hardware",
         "engines",
@@ -97,6 +109,9 @@ def test_every_command_word_runs() -> None:
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
     words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
+    words |= {"shift": ("-m", "llama3-8b", "--gpus", "2")}
+    words |= {"elastic": ("-m", "lwm-7b", "-H", "a100-80gb-sxm", "--long", "9000", "--requests", "5")}
+    words |= {"goodput": ("-m", "llama3-8b", "--gpus", "1", "--arrival-rate", "2", "--requests", "60")}
     words |= {"diagnose": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:
