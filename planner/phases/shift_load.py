@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.costs.serving import replica_of
-from planner.phases.shifting import Shifting, System
-from planner.phases.ulysses import sequence_replica
+from planner.phases.shifting import Shifting, System, sequence_maker
 from planner.plans.plan import Plan
 from planner.simulating.fleets import Outcome, simulate
 from planner.simulating.iterations import Clock, DecodeRow, IterationTime, Time
@@ -53,10 +52,10 @@ class Served(NamedTuple):
 
 def clock_of(found: Shifting, system: System, tokens: float) -> Clock:
     """How long a system's iterations take, requests having so many tokens at most."""
-    setting, sp = system.setting, found.base.sp
+    setting = system.setting
     if system.name != "shift":
         return IterationTime(setting, Plan(tp=system.tp), tokens, system.make)
-    base = IterationTime(setting, Plan(tp=system.tp), tokens, lambda setting, rows: sequence_replica(setting, rows, sp))
+    base = IterationTime(setting, Plan(tp=system.tp), tokens, sequence_maker(found.base))
     shift = IterationTime(setting, Plan(tp=system.chips), tokens, replica_of)
     return ShiftClock(base, shift, found.thresholds.chosen)
 

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from planner.costs.layers import Pass, Structure, causal_pairs
 from planner.costs.memory import needed_tokens, room
-from planner.costs.rows import Rows
+from planner.costs.rows import Rows, structure_of
 from planner.costs.serving import Estimates, Setting, price_on, replica_of
 from planner.costs.step import PassTime, Replica
 from planner.costs.weights import Shard, Stages, stage_weight_bytes
 from planner.errors import InputError, NoPlanError
 from planner.phases.layout import Base, bases, refusal
-from planner.phases.ulysses import SequenceReplica, sequence_replica
 from planner.plans.placement import Placement
+from planner.plans.plan import Plan
 from planner.plans.rules import tp_allowed
 from planner.pricing import setting_of
 from planner.request import Request
@@ -36,10 +36,12 @@ from planner.units import GIB
 Array = NDArray[np.float64]
 LEAST, MOST = 1, 1 << 17
 """Tokens of a pass between which the threshold is looked for."""
+ULYSSES = structure_of(Plan(tp=2, cp=2, prefill_attention="ulysses"))
+"""Work of a base: tokens divided over its SP groups, attention over the heads of all (`costs.context`)."""
 
 
 @dataclass(frozen=True, eq=False)
-class ShiftReplica(SequenceReplica):
+class ShiftReplica(Replica):
     """Replicas whose passes run in the base above a threshold of tokens, else over the tensor-parallel group of all."""
 
     threshold: float = 0.0
@@ -48,7 +50,7 @@ class ShiftReplica(SequenceReplica):
     def shifted(self) -> Replica:
         """The same chips as one tensor-parallel group."""
         shared: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Replica)}
-        return Replica(**shared | {"tp": self.tp * self.ways, "y": None})
+        return Replica(**shared | {"structure": Structure(), "cp": None, "y": None})
 
     def pass_time(self, work: Pass) -> PassTime:
         """One pass, as the number of its tokens says."""
@@ -189,7 +191,7 @@ def thresholds(setting: Setting, base: Base, context: float, given: int | None =
 
     def behind(work: Callable[[Array], Pass]) -> Callable[[Array], Array]:
         def slower(tokens: Array) -> Array:
-            large = passes(setting, _sequence(base), base.tp, work(tokens))
+            large = passes(setting, sequence_maker(base), base.tp, work(tokens))
             return large - passes(setting, replica_of, base.chips, work(tokens))
 
         return slower
@@ -214,16 +216,23 @@ def _last_slower(slower: Callable[[Array], Array]) -> int | None:
     return low
 
 
-def _sequence(base: Base) -> Maker:
-    return lambda setting, rows: sequence_replica(setting, rows, base.sp)
+def sequence_maker(base: Base) -> Maker:
+    """Replicas that stay in the base: rows have its TP as their own."""
+
+    def make(setting: Setting, rows: Rows) -> Replica:
+        if base.sp == 1:
+            return replica_of(setting, rows)
+        return replica_of(setting._replace(structure=ULYSSES), rows._replace(cp=np.full_like(rows.tp, base.sp)))
+
+    return make
 
 
 def shift_maker(base: Base, threshold: int) -> Maker:
     """Replicas that shift: rows have the base's TP as their own."""
 
     def make(setting: Setting, rows: Rows) -> ShiftReplica:
-        own = sequence_replica(setting, rows, base.sp)
-        shared = {each.name: getattr(own, each.name) for each in fields(SequenceReplica)}
+        own = sequence_maker(base)(setting, rows)
+        shared = {each.name: getattr(own, each.name) for each in fields(Replica)}
         return ShiftReplica(**shared, threshold=float(threshold))
 
     return make
@@ -347,7 +356,7 @@ def _others(
         System(f"TP{chips}", chips, replicas, chips, setting, replica_of,
                memory_of(setting, Base(1, chips), sequence=False, shift=True)),
         System(f"DP{every}", 1, every, 1, setting, replica_of, memory_of(setting, single, sequence=False, shift=True)),
-        System(base.label, base.tp, replicas, chips, setting, _sequence(base),
+        System(base.label, base.tp, replicas, chips, setting, sequence_maker(base),
                memory_of(setting, base, sequence=True, shift=False)),
     ]  # fmt: skip
     found = []

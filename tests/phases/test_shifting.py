@@ -10,16 +10,15 @@ from asking import request
 from phases.sharing import Chips, Layer, Sizes
 
 from planner import InputError, NoPlanError, Request
-from planner.costs.layers import Pass
-from planner.costs.rows import Rows, structure_of
+from planner.costs.context import context_transfers
+from planner.costs.layers import Operation, Pass
+from planner.costs.rows import Rows
 from planner.costs.serving import Setting, replica_of
-from planner.costs.step import Replica
+from planner.costs.weights import Shard
 from planner.phases import layout, shifting
 from planner.phases.layout import Base
 from planner.phases.shift_load import served
 from planner.phases.shifting import Shifting
-from planner.phases.ulysses import SequenceReplica, exchanged, sequence_replica
-from planner.plans.plan import Plan
 from planner.report.shifting import worst
 from planner.simulating.traces import Trace
 from planner.units import MS
@@ -87,11 +86,17 @@ def test_ranks_in_their_own_order_would_read_other_heads() -> None:
 def test_what_is_sent_is_what_is_priced(base: Base, sizes: Sizes) -> None:
     chips, n = Chips(Layer(sizes, 1), base), 32
     chips.sequence_pass(np.random.default_rng(1).normal(size=(n, sizes.width)))
-    kv = max(1, sizes.kv_heads // base.chips) * base.sp  # of a rank's columns, once for each chip that needs it
-    buffers = exchanged(n / base.sp, sizes.heads // base.tp, kv, sizes.head_dim)
+    model = setting().model
+    attention = model.attention._replace(heads=sizes.heads, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim)
+    model = model._replace(layers=1, hidden=sizes.width, attention=attention)
+    shard = Shard.of(model, base.chips, cp=base.sp)
+    found = context_transfers(model, shard, shifting.prompt(float(n)), setting().formats, shifting.ULYSSES)
+    sent = {each.name: float(each.bytes) / ACT for each in found if each.axes == "context"}
     leaves = (base.sp - 1) / base.sp
-    np.testing.assert_allclose(chips.exchanged, np.tile([leaves * each / ACT for each in buffers], (base.chips, 1)))
-    assert chips.reduced == pytest.approx(2 * 2 * (base.tp - 1) / base.tp * n / base.sp * sizes.width)
+    buffers = [leaves * sent[f"{way} (prefill)"] for way in ("tokens to heads", "heads to tokens")]
+    np.testing.assert_allclose(chips.exchanged, np.tile(buffers, (base.chips, 1)))
+    (reduced,) = (float(each.bytes) / ACT for each in found if each.op == "all_reduce")
+    assert chips.reduced == pytest.approx(2 * 2 * (base.tp - 1) / base.tp * reduced)  # attention's and the FFN's
 
 
 def asked(
@@ -113,56 +118,26 @@ def setting() -> Setting:
 def test_a_pass_counts_the_work_of_the_model_over_all_chips(base: Base) -> None:
     rows = Rows.of(tp=base.tp, pp=1, dp=1, isl=1, osl=1, concurrency=1)
     work = shifting.prompt(np.array([4096.0]))
-    own, transfers = sequence_replica(setting(), rows, base.sp).count(work, experts=False)
+    own, transfers = shifting.sequence_maker(base)(setting(), rows).count(work, experts=False)
     whole, _ = replica_of(setting(), rows._replace(tp=np.ones(1), y=np.ones(1))).count(work, experts=False)
-    for mine, all_of_it in zip(own, whole, strict=True):
-        assert mine.name == all_of_it.name
-        if mine.place == "layer" and np.all(np.asarray(mine.flops) > 0):
-            assert mine.flops * base.chips == pytest.approx(all_of_it.flops)
+
+    def layer(operations: list[Operation]) -> float:
+        return float(sum(np.ravel(each.flops * each.times)[0] for each in operations if each.place == "layer"))
+
+    assert layer(own) * base.chips == pytest.approx(layer(whole))
     model, sent = setting().model, {each.name: float(np.ravel(each.bytes)[0]) for each in transfers}
     dh, each = model.attention.head_dim, 4096 / base.sp
     heads, kv = model.attention.heads / base.tp, model.attention.kv_heads / base.tp
-    assert sent["tokens to heads"] == each * (heads + 2 * kv) * dh * ACT
-    assert sent["heads to tokens"] == each * heads * dh * ACT
-    assert sent["all-reduce"] == each * model.hidden * ACT
-
-
-def test_one_group_is_plain_tensor_parallelism() -> None:
-    for tp in (2, 8):
-        rows = Rows.of(tp=tp, pp=1, dp=1, isl=1, osl=1, concurrency=1)
-        for work in (Pass(17.0, 900.0), shifting.prompt(777.0), Pass(5.0, 400.0, 300.0, 45150.0, 0.0, 1.0, 1.0)):
-            one, other = (
-                sequence_replica(setting(), rows, 1).pass_time(work),
-                replica_of(setting(), rows).pass_time(work),
-            )
-            assert one.whole.total == pytest.approx(other.whole.total, rel=1e-12)
-
-
-@pytest.mark.parametrize("base", [Base(8, 1), Base(2, 4)])
-def test_context_parallelism_of_plans_takes_as_long(base: Base) -> None:
-    """Ulysses as plans have it; apart from the tokens gathered at the end, and one exchange where plans have two."""
-    plan = Plan(tp=base.tp, cp=base.sp, attention="heads", prefill_attention="ulysses")
-    own = setting()._replace(structure=structure_of(plan))
-
-    def mine(of: Setting, rows: Rows) -> SequenceReplica:
-        return sequence_replica(of, rows, base.sp)
-
-    def theirs(of: Setting, rows: Rows) -> Replica:
-        return replica_of(of, rows._replace(cp=rows.tp * 0 + base.sp))
-
-    alone, together = shifting.prompt(np.array([64.0, 4096.0])), Pass(64.0, 4200.0, 4096.0, 8.4e6, 0.0, 1.0, 1.0)
-    for work in (alone, Pass(np.array([1.0, 64.0, 512.0]), 4200.0), together):
-        found = shifting.passes(setting(), mine, base.tp, work)
-        assert found == pytest.approx(shifting.passes(own, theirs, base.tp, work), rel=0.02)
+    assert sent["tokens to heads (prefill)"] == each * (heads + 2 * kv) * dh * ACT
+    assert sent["heads to tokens (prefill)"] == each * heads * dh * ACT
+    assert sent["attention all-reduce"] == sent["all-reduce in the group"] == each * model.hidden * ACT
 
 
 def test_tokens_are_padded_to_the_groups() -> None:
-    def make(of: Setting, rows: Rows) -> SequenceReplica:
-        return sequence_replica(of, rows, 8)
-
+    make = shifting.sequence_maker(Base(8))
     nine, sixteen = (shifting.passes(setting(), make, 1, shifting.prompt(n))[0] for n in (9.0, 16.0))
     gemms = [
-        next(op for op in sequence_replica(setting(), Rows.of(tp=1, pp=1, dp=1, isl=1, osl=1, concurrency=1), 8)
+        next(op for op in make(setting(), Rows.of(tp=1, pp=1, dp=1, isl=1, osl=1, concurrency=1))
              .count(shifting.prompt(np.array([n])), experts=False)[0] if op.name == "gate_up").flops
         for n in (9.0, 16.0)
     ]  # fmt: skip
@@ -173,9 +148,7 @@ def test_tokens_are_padded_to_the_groups() -> None:
 def test_the_threshold_is_where_both_take_equally_long() -> None:
     found, base = published(), Base(8)
 
-    def sequence(of: Setting, rows: Rows) -> SequenceReplica:
-        return sequence_replica(of, rows, 8)
-
+    sequence = shifting.sequence_maker(Base(8))
     for limit, work in (
         (found.thresholds.prompts, shifting.prompt),
         (found.thresholds.decodes, lambda n: Pass(n, 4096 + 125)),
