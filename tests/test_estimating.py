@@ -243,7 +243,11 @@ def test_defaults_are_options() -> None:
         ({"schedule": "dynamic"}, "schedule must be one of continuous, static, found 'dynamic'"),
         ({"objective": "speed"}, "objective must be one of latency, ttft, tpot, throughput, cost, found 'speed'"),
         ({"arrivals": "poisson"}, "arrivals must be one of steady, waves, found 'poisson'"),
-        ({"weights": "fp7"}, "weights must be one of fp32, bf16, fp16, fp8, int8, int4, mxfp4, found 'fp7'"),
+        (
+            {"weights": "fp7"},
+            "weights must be one of fp32, bf16, fp16, fp8, int8, int4, mxfp4, bf16-2:4, fp16-2:4, "
+            "fp8-2:4, int8-2:4, int4-2:4, found 'fp7'",
+        ),
         ({"kv_cache": "int4"}, "kv_cache must be one of fp32, bf16, fp16, fp8, int8, found 'int4'"),
         ({"ffn": "3d"}, "ffn must be one of 1d, 2d, wg-x, wg-xy, wg-xyz, found '3d'"),
         ({"prefill_ffn": "wg"}, "prefill_ffn must be one of 1d, 2d, wg-x, wg-xy, wg-xyz, found 'wg'"),

@@ -446,7 +446,7 @@ def test_parts_add_up_and_identities_hold(request: Request) -> None:
         assert np.all(np.isnan(results["wh_per_mtok"]))
     else:
         assert rate * results["wh_per_mtok"] / 1e6 == pytest.approx(np.full(len(rate), watts * gpus / HOUR), rel=1e-12)
-    used = results["tp"] * results["pp"] * results["dp"]
+    used = results["tp"] * results["cp"] * results["pp"] * results["dp"]
     assert np.all(results["idle_gpus"] == gpus - used)
     assert np.all(results["idle_gpus"] >= 0)
     assert np.all(results["batch_per_replica"] == np.ceil(results["concurrency"] / results["dp"]))
