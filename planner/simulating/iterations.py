@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from planner.costs.layers import Pass, causal_pairs
 from planner.costs.rows import Rows
+from planner.costs.scheduling import budget_of, sequences_of
 from planner.costs.serving import BLOCK_ROWS, Setting, replica_of
 from planner.costs.step import Replica
 from planner.errors import InputError
@@ -116,8 +117,10 @@ class IterationTime:
         self._edges = np.array([] if window is None else [float(window)])  # of contexts: where another slope begins
         ways = max(groups, plan.cp)  # that requests are divided, whole
         self._uneven = np.add.outer(ways * np.arange(1.0, 17), [0.0, 1.0]).ravel() if ways > 1 else np.array([])
-        self._sequences = float(min(scheduler.max_sequences, 4096))
-        self._tokens = float(scheduler.chunk_tokens or min(_MOST_TOKENS, 2 * context))
+        shared = plan.sharding.batch
+        self._sequences = float(min(sequences_of(scheduler, shared), 4096))
+        budget = budget_of(scheduler, shared)
+        self._tokens = min(_MOST_TOKENS, 2 * context) if budget is None else float(budget) * shared
         self._context = context
         self._parts = [_Counted(each, plan, make) for each in _resources(setting)]
         if plan.pp > 1:

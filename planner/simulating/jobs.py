@@ -27,7 +27,7 @@ class Job:
 
     __slots__ = (
         "arrival", "cached", "done", "emitted", "entered", "epoch", "finish", "first", "held", "isl", "joined", "key",
-        "osl", "preempted", "slot", "start", "target",
+        "osl", "paused", "preempted", "slot", "start", "target",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +40,7 @@ class Job:
         self.held = 0.0  # blocks when it was admitted
         self.entered = 0.0  # when the engine sees it
         self.joined, self.epoch, self.preempted = 0, 0, 0
+        self.paused = float("nan")  # its last token, before its KV was given up
         self.slot: Slot | None = None
 
 
@@ -57,7 +58,7 @@ class Slot:
         self.ends: list[tuple[int, int, int, Job]] = []  # (number of the iteration that ends it, admitted, epoch, job)
         self.pages = [0.0] * block  # blocks taken in iterations whose number leaves this rest
         self.weight = 0.0  # their sum
-        self.fresh: list[float] = []  # when those that have not decoded yet got their first token
+        self.fresh: dict[int, float] = {}  # by admission, when those that have not decoded here got their last token
 
 
 class Gaps(NamedTuple):

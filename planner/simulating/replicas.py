@@ -164,7 +164,7 @@ class Replica:
             job.slot, job.joined = slot, slot.count
             slot.size += 1
             slot.context += job.target
-            slot.fresh.append(since)
+            slot.fresh[number] = since
             pace = self.kv.pace(job.target)
             slot.pages[int(slot.count - job.target) % self.kv.block] += pace
             slot.weight += pace
@@ -236,7 +236,10 @@ class Replica:
     def _answered(self, number: int, job: Job, end: float) -> None:
         """A prompt is done: its last iteration yields a token."""
         job.emitted += 1
-        if job.first != job.first:  # NaN: it was not computed before
+        if job.paused == job.paused:  # not NaN: it is computed again
+            self._gaps.note(end - job.paused, 1.0)
+            job.paused = float("nan")
+        elif job.first != job.first:  # NaN: it was not computed before
             job.first = end
         if job.emitted >= job.osl:
             self._leave(number, job, job.held)
@@ -385,9 +388,9 @@ class Replica:
     def _note_gaps(self, slot: Slot, end: float, further: Array | None) -> None:
         old = slot.size - len(slot.fresh)
         if slot.fresh:
-            for since in slot.fresh:
+            for since in slot.fresh.values():
                 self._gaps.note(end - since, 1.0)
-            slot.fresh = []
+            slot.fresh.clear()
         if old > 0:
             self._gaps.note(end - slot.last, float(old))
         if further is not None and len(further):
@@ -441,6 +444,7 @@ class Replica:
         if job.slot is not None:
             slot = job.slot
             emitted = slot.count - job.joined
+            job.paused = slot.fresh.pop(number, slot.last)
             self._withdraw(slot, number, job)
             job.emitted += emitted
         else:

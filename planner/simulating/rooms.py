@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.costs.memory import cached_tokens, room
 from planner.costs.rows import Rows
+from planner.costs.scheduling import budget_of, sequences_of
 from planner.costs.serving import Setting, replica_of
 from planner.plans.plan import Plan
 from planner.specs.engine import Engine
@@ -91,26 +92,29 @@ class Rules(NamedTuple):
     mixed: bool = True
     """Chunks of prompts ride with decodes, which never wait (stall-free); else prompts run first, and alone."""
     budget: float | None = None
-    """Tokens of an iteration; none = a prompt is never cut: all that wait ride together, or one runs alone."""
+    """Tokens of an iteration, of each group's; none = a prompt is never cut: all that wait ride together, or one runs
+    alone."""
     sequences: int = 1024
     """Requests that run at once at most."""
     microbatches: int = 1
     """Parts into which a pipeline's batch is cut."""
     groups: int = 1
-    """Groups of data-parallel attention, each with a token budget of its own."""
+    """Groups of data-parallel attention, which go in step; prompts of one iteration are on different ones, if they
+    can be."""
     before: float = 0.0
     """Seconds that a request spends before the engine sees it: HTTP, tokenizer."""
 
     @classmethod
     def of(cls, engine: Engine, plan: Plan) -> Rules:
         """The rules of an engine under a plan."""
-        scheduler = engine.scheduler
+        scheduler, groups = engine.scheduler, plan.sharding.batch
+        budget = budget_of(scheduler, groups)
         return cls(
             scheduler.prefill == "mixed",
-            scheduler.chunk_tokens,
-            scheduler.max_sequences,
+            None if budget is None else float(budget),
+            int(sequences_of(scheduler, groups)),
             plan.pp if scheduler.microbatches == "split" else 1,
-            plan.sharding.batch,
+            groups,
             engine.host.request_us * US,
         )
 

@@ -69,12 +69,11 @@ def conserved(outcome: Outcome) -> None:
     assert np.all(outcome.start >= outcome.arrival)
     assert np.all(outcome.first > outcome.start)
     assert np.all((outcome.finish > outcome.first) | (outcome.osl == 1))
+    assert outcome.gaps.weight.sum() == (outcome.osl - 1).sum()
+    assert outcome.gaps.seconds @ outcome.gaps.weight == pytest.approx((outcome.finish - outcome.first).sum())
     if not outcome.preempted.any():
         assert outcome.prefilled == outcome.isl.sum()
         assert outcome.decoded == (outcome.osl - 1).sum()
-        assert outcome.gaps.weight.sum() == (outcome.osl - 1).sum()
-        spent = (outcome.finish - outcome.first).sum()
-        assert outcome.gaps.seconds @ outcome.gaps.weight == pytest.approx(spent)
 
 
 ROWS = st.lists(st.tuples(st.floats(0, 0.6), st.integers(1, 70), st.integers(1, 40)), min_size=1, max_size=25).map(
