@@ -14,7 +14,7 @@ ORDER = [
     "_version", "errors", "units", "specs", "plans", "costs",
     "extrapolation", "results", "request", "points", "arriving", "pricing", "sizing", "advice", "ranking",
     "sequence", "diffusion", "sensitivity", "estimating", "sweeping", "startup", "launching", "explaining", "crossing",
-    "diagnosing", "opgraph", "evidence", "api", "report", "command",
+    "phases", "diagnosing", "opgraph", "evidence", "api", "report", "command",
 ]  # fmt: skip
 """Rooms in the order in which data flows: one may import from those before it, and from itself."""
 READING = {"open", "read_text", "read_bytes", "fromfile", "loadtxt", "genfromtxt"}

@@ -56,6 +56,7 @@ HELPS = (
     "explain",
     "compare",
     "crossover",
+    "disaggregate",
     "search",
     "diagnose",
     "show",

@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": "where the time and memory of a plan go, what would help, what the next one does",
     "compare": "plans, hardware, engines or models side by side, and where their order flips",
     "crossover": "where the best plan changes along the load, the prompt or the chips",
+    "disaggregate": "prefill and decode on chips of their own, against both on the same ones",
     "search": "strategies beyond TP x PP x DP, operator by operator, against the best template",
     "diagnose": "whether cutting the sequence pays: roofline, dependencies, crossover, checklist",
     "estimate": "price one given plan, or every row of a file",

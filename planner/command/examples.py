@@ -86,6 +86,20 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "crossover -m palm-62b -H tpu-v4 --gpus 32 --tp 32\n--isl 1984 --osl 64 --vary tokens --to 1000000",
         ),
     ),
+    "disaggregate": (
+        Example(
+            "the rate that two nodes serve within limits",
+            "disaggregate -m llama3-70b --gpus 16\n--max-ttft 500 --max-tpot 30",
+        ),
+        Example(
+            "how many chips of each pool for a load",
+            "disaggregate -m llama3-8b --arrival-rate 60\n--max-ttft 300 --max-tpot 20",
+        ),
+        Example(
+            "decode on the chips of the generation before",
+            "disaggregate -m llama3-70b --gpus 16\n--decode-hardware a100 --max-ttft 500 --max-tpot 50",
+        ),
+    ),
     "search": (
         Example("how far the best template is from the optimum", "search -m llama3-70b --gpus 16"),
         Example(

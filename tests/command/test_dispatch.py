@@ -32,6 +32,9 @@ CONTRACT = {
     "--cfg --ulysses --ring --pipefusion --patches --exact --parallel-vae": ("rank",),
     "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "
     "--debug": ("diagnose",),
+    "--model --hardware --prefill-hardware --decode-hardware --engine --gpus --prefill-gpus --decode-gpus --max-ttft "
+    "--max-tpot --arrival-rate --isl --osl --lengths --prefill-plan --decode-plan --affinity --transfer --tp --pp --top "
+    "--csv --json --no-header --quiet --debug": ("disaggregate",),
     "--diffusion": ("validate",),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
@@ -61,6 +64,7 @@ CONTRACT = {
         "explain",
         "compare",
         "crossover",
+        "disaggregate",
         "diagnose",
         "validate",
         "launch",
@@ -97,6 +101,7 @@ def test_every_command_word_runs() -> None:
     words |= {"explain": ("-m", "llama3-8b"), "compare": ("TP1", "TP2", "-m", "llama3-8b")}
     words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
+    words |= {"disaggregate": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"diagnose": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:

@@ -1,0 +1,135 @@
+"""Pairs of plans: what a prefill replica and a decode replica serve within the limits when one feeds the other.
+
+    rate of a prefill replica   the wait of an M/G/1 queue fits between the prompt's own time and the limit on TTFT
+    rate of a decode replica    b / ((osl - 1) D(b)) at the largest batch b with D(b) + visible / (osl - 1) in TPOT
+
+The first token is the prefill's; what shows of the transfer is the second token's, and so in TPOT.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.phases.pools import Answers, Prompts, network_of
+from planner.phases.question import BUSY, Question
+from planner.phases.queueing import rate_within
+from planner.phases.transfer import visible_seconds, wire_seconds
+
+Array = NDArray[np.float64]
+KEPT = 40
+"""Plans of each phase that are paired: those that serve most per chip, and all that serve most on so few chips."""
+
+
+class Site(NamedTuple):
+    """Where replicas of both phases stand, with all that they can be."""
+
+    prompts: Prompts
+    answers: Answers
+    level: int
+    """The network level that KV crosses; 0 = it stays inside a node."""
+    nodes: int = 0
+    """Nodes of a unit that holds both phases (low affinity); 0 = anywhere."""
+    room: int = 0
+    """Chips of a unit in each of its nodes."""
+
+
+class Pairs(NamedTuple):
+    """Every pair of plans of two pools: arrays [prefill plans, decode plans], seconds and requests per second."""
+
+    prompts: Prompts
+    answers: Answers
+    transfer: Array
+    visible: Array
+    sending: Array
+    """Seconds of a transfer on the wires of a prefill replica."""
+    receiving: Array
+    prefill_rate: Array
+    """Requests per second of one prefill replica within its limit."""
+    decode_rate: Array
+
+    @property
+    def chips(self) -> tuple[Array, Array]:
+        """Of one replica: [prefill plans, 1] and [1, decode plans]."""
+        return self.prompts.chips[:, None], self.answers.chips[None, :]
+
+    @property
+    def rates(self) -> tuple[Array, Array]:
+        """Requests per second of one replica of each."""
+        return self.prefill_rate, self.decode_rate
+
+
+def pairs_of(question: Question, site: Site) -> Pairs:
+    """All pairs of the plans of a site that may lead."""
+    prompts, answers = _promising(question, site.prompts, site.answers)
+    own, other = prompts.cache, answers.cache
+    shape = (len(prompts.plans), len(answers.plans))
+    total = np.broadcast_to(other.total, shape)
+    leaves = total * np.broadcast_to((own.chip / own.total)[:, None], shape)
+    arrives = np.broadcast_to(other.chip, shape)
+    layers = own.layers[:, None] if question.overlapped else np.ones((shape[0], 1))
+
+    def seconds(part: Array | float) -> tuple[Array, Array]:
+        def of(pool: Prompts | Answers, share: Array) -> Array:
+            found = wire_seconds(network_of(pool), (share * part).ravel(), (total * part).ravel(), site.level)
+            return found.reshape(shape)
+
+        return of(prompts, leaves), of(answers, arrives)
+
+    sending, receiving = seconds(1.0)
+    transfer, piece = np.maximum(sending, receiving), np.maximum(*seconds(1.0 / layers))
+    visible = visible_seconds(transfer, piece, prompts.mean_service[:, None], layers)
+    prefill_rate = _prefill_rates(question, prompts)[:, None]
+    kept = prompts.held[:, None] / (prompts.mean_through[:, None] + transfer)  # Little: what KV room lets be under way
+    prefill_rate = np.minimum(np.minimum(prefill_rate, kept), BUSY / sending)
+    decode_rate = np.minimum(_decode_rates(question, answers, visible), BUSY / receiving)
+    return Pairs(prompts, answers, transfer, visible, sending, receiving, prefill_rate, decode_rate)
+
+
+def _prefill_rates(question: Question, prompts: Prompts) -> Array:
+    limit, service = question.prefill.limits.ttft, prompts.mean_service
+    if limit is None:
+        return np.asarray(BUSY / service)
+    return rate_within(limit - prompts.mean_through, service, prompts.variation)
+
+
+def _decode_rates(question: Question, answers: Answers, visible: Array) -> Array:
+    """[prefill plans, decode plans] at the largest batch within the limit; 0 where one request breaks it."""
+    rates = np.zeros(visible.shape)
+    limit = question.prefill.limits.tpot
+    for index in range(len(answers.plans)):
+        steps = np.maximum.accumulate(answers.steps[index])
+        left = np.full(len(visible), np.inf) if limit is None else limit - visible[:, index] / answers.answers
+        batch = np.interp(left, steps, answers.batches[index])
+        served = np.interp(batch, answers.batches[index], answers.rates(index))
+        rates[:, index] = np.where(left >= steps[0], served, 0.0)
+    return rates
+
+
+def _promising(question: Question, prompts: Prompts, answers: Answers) -> tuple[Prompts, Answers]:
+    """The plans of each phase that may lead: see KEPT."""
+    prompts, answers = prompts.take(_distinct(prompts)), answers.take(_distinct(answers))
+    alone = _prefill_rates(question, prompts)
+    other = _decode_rates(question, answers, np.zeros((1, len(answers.plans))))[0]
+    return prompts.take(_kept(alone, prompts.chips)), answers.take(_kept(other, answers.chips))
+
+
+def _distinct(pool: Prompts | Answers) -> NDArray[np.intp]:
+    """Plans without those that differ only in what the other phase does."""
+    times = pool.mean_through if isinstance(pool, Prompts) else pool.steps[:, -1]
+    most = pool.held if isinstance(pool, Prompts) else pool.most
+    known: dict[tuple[float, ...], int] = {}
+    for index, plan in enumerate(pool.plans):
+        key = (plan.tp, plan.pp, plan.ep, float(f"{times[index]:.9e}"), most[index], pool.cache.chip[index])
+        known.setdefault(key, index)
+    return np.array(list(known.values()), dtype=np.intp)
+
+
+def _kept(rates: Array, chips: Array) -> NDArray[np.intp]:
+    per_chip = np.argsort(-rates / chips, kind="stable")[:KEPT]
+    by_chips = np.lexsort((-rates, chips))
+    leading = by_chips[np.diff(np.maximum.accumulate(rates[by_chips]), prepend=0.0) > 0]
+    chosen = np.unique(np.concatenate([per_chip, leading]))
+    return np.asarray(chosen[rates[chosen] > 0])
