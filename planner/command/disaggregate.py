@@ -118,7 +118,7 @@ def run(
     given = (prefill_gpus or 0) + (decode_gpus or 0) if prefill_gpus and decode_gpus else None
     chips = gpus or given or (CHIPS if arrival_rate is None else MOST_CHIPS)
     workload = workload_of(
-        isl, osl, None, None, weights, kv_cache, max_context, None, prefix_hit, arrival_rate, lengths
+        isl, osl, None, "continuous", weights, kv_cache, max_context, None, prefix_hit, arrival_rate, lengths
     )  # fmt: skip
     limits = limits_of(max_ttft, max_tpot, None, memory_limit, memory_fraction)
     filters = filters_of(tp, pp, None, ep, None, attention, prefill_attention, ffn, prefill_ffn, grid)

@@ -117,14 +117,16 @@ def _promising(question: Question, prompts: Prompts, answers: Answers) -> tuple[
 
 
 def _distinct(pool: Prompts | Answers) -> NDArray[np.intp]:
-    """Plans without those that differ only in what the other phase does."""
-    times = pool.mean_through if isinstance(pool, Prompts) else pool.steps[:, -1]
+    """Plans without those that differ only in what the other phase does: the one that holds most, in fewest words."""
+    times = pool.mean_through if isinstance(pool, Prompts) else pool.steps[:, 0]
     most = pool.held if isinstance(pool, Prompts) else pool.most
-    known: dict[tuple[float, ...], int] = {}
+    best: dict[tuple[float, ...], int] = {}
     for index, plan in enumerate(pool.plans):
-        key = (plan.tp, plan.pp, plan.ep, float(f"{times[index]:.9e}"), most[index], pool.cache.chip[index])
-        known.setdefault(key, index)
-    return np.array(list(known.values()), dtype=np.intp)
+        key = (plan.tp, plan.pp, plan.ep, float(f"{times[index]:.9e}"))
+        other = best.setdefault(key, index)
+        if (most[index], -len(plan.label)) > (most[other], -len(pool.plans[other].label)):
+            best[key] = index
+    return np.array(list(best.values()), dtype=np.intp)
 
 
 def _kept(rates: Array, chips: Array) -> NDArray[np.intp]:

@@ -242,8 +242,8 @@ def _held_back(search: Search, other: Colocated) -> str:
         )
     if what == "ttft":
         return (
-            f"whose prompts wait {short(other.queue / MS)} of {short(other.ttft / MS)} ms: decodes ride in their "
-            f"iterations, and replicas work on prompts {other.busy:.0%} of the time"
+            f"whose prompts take {short((other.ttft - other.queue) / MS)} ms beside the decodes of "
+            f"{short(other.batch, 3)} requests and wait {short(other.queue / MS)} ms"
         )
     return f"whose KV room ends at {short(other.batch, 3)} requests a replica"
 
