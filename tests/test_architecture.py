@@ -12,7 +12,7 @@ from helpers import CONFIGS, ROOT
 PACKAGE = ROOT / "planner"
 ORDER = [
     "_version", "errors", "units", "specs", "plans", "costs",
-    "extrapolation", "results", "request", "points", "arriving", "pricing", "sizing", "advice", "ranking",
+    "extrapolation", "results", "request", "points", "arriving", "pricing", "sizing", "advice", "ranking", "simulating",
     "sequence", "diffusion", "sensitivity", "estimating", "sweeping", "startup", "launching", "explaining", "crossing",
     "phases", "diagnosing", "opgraph", "evidence", "api", "report", "command",
 ]  # fmt: skip

@@ -62,6 +62,52 @@ class Spread(NamedTuple):
     lengths: Lengths | None
 
 
+class Population(NamedTuple):
+    """Lengths that requests are drawn from, where each is looked at by itself (`planner.simulating`)."""
+
+    isl: Array
+    """[kinds] tokens of prompts."""
+    osl: Array
+    """[kinds] tokens of answers; another number of kinds where they have nothing to do with each other."""
+    weight: Array | None = None
+    """[kinds] how often each pair comes; none = prompts and answers are drawn apart, all equally often."""
+
+    def draw(self, count: int, random: np.random.Generator) -> tuple[Array, Array]:
+        """([count] isl, [count] osl), whole tokens."""
+        if self.weight is None:
+            isl, osl = (
+                self.isl[random.integers(0, len(self.isl), count)],
+                self.osl[random.integers(0, len(self.osl), count)],
+            )
+        else:
+            which = random.choice(len(self.isl), count, p=self.weight / self.weight.sum())
+            isl, osl = self.isl[which], self.osl[which]
+        return np.maximum(1.0, np.round(isl)), np.maximum(1.0, np.round(osl))
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest request, prompt and answer."""
+        most = self.isl.max() + self.osl.max() if self.weight is None else np.max(self.isl + self.osl)
+        return float(most)
+
+
+def population_of(isl: str, osl: str, lengths: str | None) -> Population:
+    """What requests are drawn from, as --isl, --osl and --lengths say (see `lengths_of`).
+
+    Raises:
+        InputError: as `lengths_of`.
+    """
+    if lengths is None:
+        return Population(mean_and_p90(isl, "--isl"), mean_and_p90(osl, "--osl"))
+    if (isl, osl) != DEFAULT:
+        raise InputError("--lengths has prompts and answers; leave out --isl and --osl")
+    if _PAIR.fullmatch(lengths):
+        prompts, answers = lengths.split("/")
+        return Population(mean_and_p90(prompts, "--lengths"), mean_and_p90(answers, "--lengths"))
+    table = _table(lengths)
+    return Population(table[:, 0], table[:, 1], table[:, 2])
+
+
 def spread_of(isl: Array, osl: Array, weight: Array | None = None) -> Spread:
     """The distribution of requests given one by one.
 
@@ -187,6 +233,12 @@ def read_lengths(path: str) -> Spread:
     Raises:
         InputError: the file, its line and column, what was found and what was expected.
     """
+    table = _table(path)
+    return spread_of(table[:, 0], table[:, 1], table[:, 2])
+
+
+def _table(path: str) -> Array:
+    """[requests, (isl, osl, weight)] of such a file, those that ever come."""
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -207,8 +259,7 @@ def read_lengths(path: str) -> Spread:
     table = np.array(rows, dtype=float).reshape(-1, 3)
     if not len(table) or not table[:, 2].sum() > 0:
         raise InputError(f"--lengths {path}: has no requests; expected a line for each: isl,osl or isl,osl,weight")
-    table = table[table[:, 2] > 0]
-    return spread_of(table[:, 0], table[:, 1], table[:, 2])
+    return np.asarray(table[table[:, 2] > 0])
 
 
 def _request(path: str, line: int, row: dict[str, Any], weighted: bool) -> tuple[float, float, float]:

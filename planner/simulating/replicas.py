@@ -1,0 +1,475 @@
+"""One replica, iteration by iteration: continuous batching as engines do it, with KV that runs out.
+
+Requests come in order and wait. An iteration starts as soon as the first stage is free:
+
+    mixed      all decodes take part; what is left of the token budget is filled with chunks of prompts, first those
+               begun, then those that wait (stall-free batching: Agrawal et al. 2024, Sarathi-Serve, algorithm 3)
+    separate   as long as a prompt can run, prompts run, and decodes stand still (Orca, the first vLLM)
+
+A prompt is admitted, first come first served, where sequences and blocks of KV allow it. Decodes take a block when
+they need one; if none is free, the request that was admitted last gives up all of its own, goes back to the head of
+the queue and is computed again later, prompt and answer so far (vLLM's preemption by recompute).
+
+Decodes go in step, each one token an iteration, so that between two events (an arrival that can be admitted, the end
+of an answer, a block too few) all iterations are taken at once: their times are a straight line over the context, a
+request's end is an iteration's number, and how many blocks are taken is a sum over residues. A pipeline of S stages
+has S parts of its batch in flight, one behind the other; a part's next iteration starts when its last one has left the
+last stage, a chunk of a prompt when the first stage is free.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.simulating.iterations import Clock
+from planner.simulating.rooms import KvRoom, Rules
+
+Array = NDArray[np.float64]
+NEVER = float("inf")
+
+
+class Job:
+    """A request on its way through a replica; times in seconds, not yet known: NaN.
+
+    Args:
+        key: whatever the caller knows it by.
+        arrival: when it comes.
+        isl: tokens of its prompt.
+        osl: tokens of its answer, the first of which ends the prompt.
+        cached: prompt tokens whose KV is there already: a cached prefix, or all of a prompt that was computed
+            elsewhere, whose first token then has been emitted too (`emitted`).
+        emitted: tokens of the answer that it has already.
+    """
+
+    __slots__ = (
+        "arrival", "cached", "done", "emitted", "entered", "epoch", "finish", "first", "held", "isl", "joined", "key",
+        "osl", "preempted", "slot", "start", "target",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: int, arrival: float, isl: float, osl: float, cached: float = 0.0, emitted: float = 0.0
+    ) -> None:
+        self.key, self.arrival, self.isl, self.osl, self.cached = key, arrival, isl, osl, cached
+        self.start = self.first = self.finish = float("nan")
+        self.emitted = emitted
+        self.target, self.done = isl, cached  # tokens to have KV of before it decodes, and those that have
+        self.held = 0.0  # blocks when it was admitted
+        self.entered = 0.0  # when the engine sees it
+        self.joined, self.epoch, self.preempted = 0, 0, 0
+        self.slot: _Slot | None = None
+
+
+class _Slot:
+    """Requests that decode in step: all of a replica's, or a microbatch of a pipeline."""
+
+    __slots__ = ("context", "count", "ends", "fresh", "last", "pages", "ready", "size", "weight")
+
+    def __init__(self, block: int) -> None:
+        self.ready = 0.0  # when its next iteration may start
+        self.last = 0.0  # when its last one ended
+        self.count = 0  # iterations so far
+        self.size = 0  # requests
+        self.context = 0.0  # tokens of all of them that have KV
+        self.ends: list[tuple[int, int, int, Job]] = []  # (number of the iteration that ends it, admitted, epoch, job)
+        self.pages = [0.0] * block  # blocks taken in iterations whose number leaves this rest
+        self.weight = 0.0  # their sum
+        self.fresh: list[float] = []  # when those that have not decoded yet got their first token
+
+
+class Gaps(NamedTuple):
+    """Times between two tokens of a request, over all requests and tokens."""
+
+    seconds: Array
+    weight: Array
+    """How many gaps had this length."""
+
+    def quantile(self, share: float) -> float:
+        """The gap that this share of all are no longer than; NaN where there is none."""
+        if not len(self.seconds):
+            return float("nan")
+        order = np.argsort(self.seconds)
+        reached = np.cumsum(self.weight[order])
+        return float(self.seconds[order][np.searchsorted(reached, share * reached[-1] * (1 - 1e-12))])
+
+
+class Replica:
+    """A replica that requests are sent to in the order of their arrival.
+
+    Args:
+        clock: how long its iterations take.
+        kv: its room for KV.
+        rules: how its iterations are filled.
+        on_finish: told of each job when it is known to end, before anything later happens; it may submit others.
+    """
+
+    def __init__(self, clock: Clock, kv: KvRoom, rules: Rules, on_finish: Callable[[Job], None] | None = None) -> None:
+        self.clock, self.kv, self.rules, self.on_finish = clock, kv, rules, on_finish
+        self.waiting: deque[Job] = deque()
+        self.running: dict[int, Job] = {}
+        """By the number of its admission, in that order: those that decode, and those whose prompt is under way."""
+        self.busy = 0.0
+        """Seconds in which the first stage works."""
+        self.iterations = 0
+        self.prefilled = 0.0
+        """Prompt tokens computed, those computed again included."""
+        self.decoded = 0
+        """Tokens of decode steps."""
+        self.preemptions = 0
+        self.used = 0.0
+        """Blocks of KV taken."""
+        self.peak = 0.0
+        self._admissions = 0
+        self._filling: list[tuple[int, Job]] = []
+        self._joining: deque[tuple[float, int, Job]] = deque()
+        self._free = 0.0  # when the first stage is
+        self._left = 0.0  # when the last iteration leaves the last stage
+        self._slots = [_Slot(kv.block) for _ in range(max(1, min(clock.stages, rules.microbatches)))]
+        self._piped = clock.stages > 1 and len(self._slots) > 1
+        self._under_way: deque[float] = deque([0.0] * len(self._slots), len(self._slots))  # when the last ones end
+        self._gaps: list[float] = []
+        self._gap_weights: list[float] = []
+        self._gap_runs: list[tuple[Array, int]] = []
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that are here and not done."""
+        return len(self.waiting) + len(self.running)
+
+    def submit(self, job: Job) -> None:
+        """A request arrives, not before any that came earlier.
+
+        Raises:
+            ValueError: it needs more KV than there is, so that it would wait for ever.
+        """
+        if self.kv.most(job.isl, job.osl) > self.kv.blocks:
+            raise ValueError(f"a request of {job.isl:.0f} + {job.osl:.0f} tokens does not fit the replica's KV")
+        if job.emitted >= job.osl:
+            job.start = job.arrival
+            self._finish(job, job.arrival)
+            return
+        job.entered = job.arrival + (0.0 if job.emitted else self.rules.before)
+        self.waiting.append(job)
+
+    def advance(self, until: float = NEVER) -> None:
+        """Runs all iterations that start before a moment; without one, until nothing is left to do."""
+        while (at := self._next()) < until:
+            self._iterate(at, until)
+
+    def gaps(self) -> Gaps:
+        """Times between tokens so far."""
+        seconds, weights = [np.array(self._gaps)], [np.array(self._gap_weights)]
+        for run, size in self._gap_runs:
+            seconds.append(run)
+            weights.append(np.full(len(run), float(size)))
+        return Gaps(np.concatenate(seconds), np.concatenate(weights))
+
+    # --- what runs next -------------------------------------------------------------------------------------------
+
+    def _next(self) -> float:
+        """When the next iteration starts; never, where there is nothing to do."""
+        at = NEVER
+        for slot in self._slots:
+            if slot.size and slot.ready < at:
+                at = slot.ready
+        if self._joining:
+            at = min(at, self._turn(self._joining[0][0]))
+        if self._filling:
+            at = min(at, self._free)
+        elif self.waiting and self.waiting[0].entered < at and self._admits(self.waiting[0]):
+            at = self.waiting[0].entered
+        return max(at, self._free)
+
+    def _turn(self, since: float) -> float:
+        """When a request that may decode since a moment can join the fewest others."""
+        slot = min(self._slots, key=lambda each: each.size)
+        return max(since, slot.ready) if slot.size else since
+
+    def _admits(self, job: Job) -> bool:
+        if len(self.running) >= self.rules.sequences:
+            return False
+        return self.used + self._asked(job) <= self.kv.blocks or not self.running
+
+    def _asked(self, job: Job) -> float:
+        return self.kv.most(job.isl, job.osl) if self.kv.whole else self.kv.held(job.target)
+
+    def _iterate(self, at: float, until: float) -> None:
+        slot = self._slot_at(at)
+        starved = slot is not None and self.rules.mixed and self._make_room(slot)
+        chunks = self._chunks(at, slot, admit=not starved)
+        if chunks:
+            self._run_prompts(at, slot if self.rules.mixed else None, chunks)
+            return
+        slot = self._slot_at(at)  # with those just admitted whose KV is there already
+        if slot is not None and not self.rules.mixed:
+            self._make_room(slot)
+        if slot is not None and slot.size:
+            self._run_decodes(at, slot, until)
+
+    def _slot_at(self, at: float) -> _Slot | None:
+        """The requests whose turn it is to decode, with those that join them."""
+        if self._joining:
+            self._join(at)
+        ready = [slot for slot in self._slots if slot.size and slot.ready <= at]
+        return min(ready, key=lambda slot: slot.ready) if ready else None
+
+    def _join(self, at: float) -> None:
+        """Requests whose prompts have left the pipeline decode with the fewest others, at these others' turn."""
+        while self._joining and self._joining[0][0] <= at:
+            slot = min(self._slots, key=lambda each: each.size)
+            if slot.size and slot.ready > at:  # it is under way
+                return
+            if not slot.size:
+                slot.ready = at
+            since, number, job = self._joining.popleft()
+            job.slot, job.joined = slot, slot.count
+            slot.size += 1
+            slot.context += job.target
+            slot.fresh.append(since)
+            pace = self.kv.pace(job.target)
+            slot.pages[int(slot.count - job.target) % self.kv.block] += pace
+            slot.weight += pace
+            heappush(slot.ends, (slot.count + int(job.osl - job.emitted), number, job.epoch, job))
+
+    # --- prompts --------------------------------------------------------------------------------------------------
+
+    def _chunks(self, at: float, slot: _Slot | None, admit: bool) -> list[tuple[int, Job, float]]:
+        """(admission, job, tokens) of the prompts that take part in an iteration."""
+        rules = self.rules
+        found: list[tuple[int, Job, float]] = []
+        budget = rules.budget
+        riding = slot.size if slot is not None and rules.mixed else 0
+        left = [NEVER if budget is None else max(0.0, budget - riding / rules.groups)] * rules.groups
+        alone = budget is None and not rules.mixed  # one prompt at a time
+        for number, job in self._filling:
+            group = len(found) % rules.groups
+            tokens = min(job.target - job.done, left[group] // 1)
+            if tokens <= 0:
+                break
+            left[group] -= tokens
+            found.append((number, job, tokens))
+        while admit and self.waiting and self.waiting[0].entered <= at and self._admits(self.waiting[0]):
+            group = len(found) % rules.groups
+            job = self.waiting[0]
+            tokens = min(job.target - job.done, left[group] // 1)
+            if job.target > job.done and (tokens <= 0 or (alone and found)):
+                break
+            self.waiting.popleft()
+            number = self._admit(job, at)
+            if job.target <= job.done:
+                self._joining.append((at, number, job))
+                continue
+            left[group] -= tokens
+            self._filling.append((number, job))
+            found.append((number, job, tokens))
+        return found
+
+    def _admit(self, job: Job, at: float) -> int:
+        self._admissions += 1
+        job.held = self._asked(job)
+        self.used += job.held
+        self.peak = max(self.peak, self.used)
+        self.running[self._admissions] = job
+        if job.start != job.start:  # NaN: for the first time
+            job.start = at
+        return self._admissions
+
+    def _run_prompts(self, at: float, slot: _Slot | None, chunks: list[tuple[int, Job, float]]) -> None:
+        """One iteration with prompt tokens, and the decodes of a slot if there is one."""
+        new = pairs = prior = 0.0
+        for _, job, tokens in chunks:
+            new += tokens
+            pairs += tokens * job.done + tokens * (tokens + 1) / 2
+            prior += job.done
+            job.done += tokens
+        decodes, contexts = (slot.size, slot.context + slot.size) if slot is not None else (0, 0.0)
+        time = self.clock.mixed(new, pairs, prior, decodes, contexts, len(chunks))
+        end = self._occupy(at, time.whole, time.slowest)
+        self.prefilled += new
+        if slot is not None:
+            self._step(slot, at, end)
+        if any(job.done >= job.target for _, job, _ in chunks):
+            self._filling = [(number, job) for number, job in self._filling if job.done < job.target]
+            for number, job, _ in chunks:
+                if job.done >= job.target:
+                    self._answered(number, job, end)
+
+    def _answered(self, number: int, job: Job, end: float) -> None:
+        """A prompt is done: its last iteration yields a token."""
+        job.emitted += 1
+        if job.first != job.first:  # NaN: it was not computed before
+            job.first = end
+        if job.emitted >= job.osl:
+            self._leave(number, job, job.held)
+            self._finish(job, end)
+        else:
+            self._joining.append((end, number, job))
+
+    def _occupy(self, at: float, whole: float, slowest: float) -> float:
+        """The end of an iteration that starts now; the pipeline's stages are behind it."""
+        end = at + whole
+        if self._piped:
+            end = max(end, self._left + slowest)
+            self._under_way.append(end)
+            self._free = max(at + slowest, self._under_way[0])
+            self.busy += slowest
+        else:
+            self._free = end
+            self.busy += whole
+        self._left = end
+        self.iterations += 1
+        return end
+
+    # --- decodes --------------------------------------------------------------------------------------------------
+
+    def _run_decodes(self, at: float, slot: _Slot, until: float) -> None:
+        """Pure decode steps of a slot: as many as nothing comes between, or one where others are in the pipeline."""
+        row = self.clock.decoding(slot.size)
+        context = slot.context / slot.size + 1
+        if self._piped and (self.outstanding > slot.size):
+            time = row.at(context)
+            self._step(slot, at, self._occupy(at, time.whole, time.slowest))
+            return
+        steps = min(self._next_end(slot) - slot.count, self._steps_in_room(slot))
+        horizon = until
+        if self.waiting and self.waiting[0].entered > at:
+            horizon = min(horizon, self.waiting[0].entered)
+        first = row.at(context)
+        if horizon < NEVER:
+            steps = min(steps, 1 + int(max(0.0, horizon - at) / first.whole))
+        if steps <= 1:
+            self._step(slot, at, self._occupy(at, first.whole, first.slowest))
+            return
+        ends = at + np.cumsum(row.steps(context, steps))
+        if horizon < NEVER:  # an iteration that starts before it is still run
+            ends = ends[: 1 + int(np.searchsorted(ends[:-1], horizon))]
+        more, end = len(ends) - 1, float(ends[-1])
+        self._occupy(at, end - at, end - at)
+        if self._piped:  # there is nothing else in it
+            self.busy += first.slowest * (more + 1) - (end - at)
+        self.iterations += more
+        self._step(slot, at, float(ends[0]), ends[1:])
+
+    def _next_end(self, slot: _Slot) -> int:
+        """The number of the iteration that ends the next answer."""
+        ends = slot.ends
+        while ends[0][2] != ends[0][3].epoch:  # given up since
+            heappop(ends)
+        return ends[0][0]
+
+    def _steps_in_room(self, slot: _Slot) -> int:
+        """Steps for which there are blocks; at least the one that room was made for."""
+        free, weight, block = self.kv.blocks - self.used, slot.weight, self.kv.block
+        if weight <= 0:
+            return 1 << 62
+        rounds = int(free // weight) if free < NEVER else 1 << 40
+        left, steps = free - rounds * weight, rounds * block
+        for ahead in range(block):
+            left -= slot.pages[(slot.count + ahead) % block]
+            if left < -1e-9:
+                break
+            steps += 1
+        return max(1, steps)
+
+    def _step(self, slot: _Slot, at: float, end: float, further: Array | None = None) -> None:
+        """Lets a slot's requests emit a token in an iteration that ends then, and in further ones that follow it.
+
+        Those that have all of their tokens leave: no answer ends before the last of these iterations.
+        """
+        steps = 1 if further is None else 1 + len(further)
+        if slot.weight > 0:
+            block = self.kv.block
+            rounds, rest = divmod(steps, block)
+            taken = rounds * slot.weight + sum(slot.pages[(slot.count + ahead) % block] for ahead in range(rest))
+            self.used += taken
+            self.peak = max(self.peak, self.used)
+        self._note_gaps(slot, end, further)
+        if further is not None and steps > 1:
+            end = float(further[-1])
+        slot.count += steps
+        slot.context += steps * slot.size
+        slot.ready = slot.last = end
+        self.decoded += steps * slot.size
+        ends = slot.ends
+        while ends and (ends[0][0] <= slot.count or ends[0][2] != ends[0][3].epoch):
+            _, number, epoch, job = heappop(ends)
+            if epoch == job.epoch:
+                self._withdraw(slot, number, job)
+                job.emitted = job.osl
+                self._finish(job, end)
+
+    def _note_gaps(self, slot: _Slot, end: float, further: Array | None) -> None:
+        old = slot.size - len(slot.fresh)
+        if slot.fresh:
+            self._gaps += [end - since for since in slot.fresh]
+            self._gap_weights += [1.0] * len(slot.fresh)
+            slot.fresh = []
+        if old > 0:
+            self._gaps.append(end - slot.last)
+            self._gap_weights.append(float(old))
+        if further is not None and len(further):
+            self._gap_runs.append((np.diff(further, prepend=end), slot.size))
+
+    # --- leaving --------------------------------------------------------------------------------------------------
+
+    def _withdraw(self, slot: _Slot, number: int, job: Job) -> None:
+        """Takes a request that decodes out of its slot, and gives its blocks back."""
+        steps = slot.count - job.joined
+        slot.size -= 1
+        slot.context -= job.target + steps
+        pace, block = self.kv.pace(job.target), self.kv.block
+        slot.pages[int(job.joined - job.target) % block] -= pace
+        slot.weight -= pace
+        if not slot.size:
+            slot.weight, slot.pages = 0.0, [0.0] * block
+        job.slot = None
+        grown = -(-(job.target + steps) // block) - -(-job.target // block)
+        self._leave(number, job, job.held + pace * grown)
+
+    def _leave(self, number: int, job: Job, held: float) -> None:
+        del self.running[number]
+        self.used -= held
+
+    def _finish(self, job: Job, end: float) -> None:
+        job.finish = end
+        if self.on_finish is not None:
+            self.on_finish(job)
+
+    def _make_room(self, slot: _Slot) -> bool:
+        """Sends requests back to the queue until a slot's next iteration has its blocks; whether any had to go."""
+        starved = False
+        while slot.size > 1 or self._filling:
+            needed = slot.pages[slot.count % self.kv.block]
+            if self.used + needed <= self.kv.blocks + 1e-9:
+                break
+            number = next((each for each in reversed(self.running) if self._may_go(self.running[each], slot)), None)
+            if number is None:
+                break
+            self._preempt(number)
+            starved = True
+        return starved
+
+    def _may_go(self, job: Job, slot: _Slot) -> bool:
+        """Whether a request can be given up now: those of other microbatches are under way."""
+        return job.slot is slot or (job.slot is None and job.done < job.target)
+
+    def _preempt(self, number: int) -> None:
+        job = self.running[number]
+        if job.slot is not None:
+            slot = job.slot
+            emitted = slot.count - job.joined
+            self._withdraw(slot, number, job)
+            job.emitted += emitted
+        else:
+            self._filling = [each for each in self._filling if each[0] != number]
+            self._leave(number, job, job.held)
+        job.epoch += 1
+        job.preempted += 1
+        self.preemptions += 1
+        job.target, job.done = job.isl + job.emitted, 0.0
+        self.waiting.appendleft(job)
