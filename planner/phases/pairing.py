@@ -8,6 +8,7 @@ The first token is the prefill's; what shows of the transfer is the second token
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.phases.pools import Answers, Prompts, network_of
 from planner.phases.question import BUSY, Question
-from planner.phases.queueing import rate_within
+from planner.phases.queueing import batch_quantile, rate_of_share, rate_within
 from planner.phases.transfer import visible_seconds, wire_seconds
 
 Array = NDArray[np.float64]
@@ -89,23 +90,43 @@ def pairs_of(question: Question, site: Site) -> Pairs:
 
 
 def _prefill_rates(question: Question, prompts: Prompts) -> Array:
-    limit, service = question.prefill.limits.ttft, prompts.mean_service
+    """[plans] the highest rate of one replica within the limit on TTFT: of means, or of a share of the prompts."""
+    limit, service, share = question.prefill.limits.ttft, prompts.mean_service, question.share_of_phase
     if limit is None:
         return np.asarray(BUSY / service)
+    if share is not None:
+        return rate_of_share(np.full(len(service), limit), prompts.through, prompts.service, prompts.weights, share)
     return rate_within(limit - prompts.mean_through, service, prompts.variation)
 
 
 def _decode_rates(question: Question, answers: Answers, visible: Array) -> Array:
-    """[prefill plans, decode plans] at the largest batch within the limit; 0 where one request breaks it."""
+    """[prefill plans, decode plans] at the largest mean batch within the limit; 0 where one request breaks it.
+
+    For a share of the requests it is not the mean batch that keeps the limit, but the one that they see at most.
+    """
     rates = np.zeros(visible.shape)
-    limit = question.prefill.limits.tpot
+    limit, share = question.prefill.limits.tpot, question.share_of_phase
+    deviations = 0.0 if share is None else NormalDist().inv_cdf(share)
     for index in range(len(answers.plans)):
         steps = np.maximum.accumulate(answers.steps[index])
         left = np.full(len(visible), np.inf) if limit is None else limit - visible[:, index] / answers.answers
         batch = np.interp(left, steps, answers.batches[index])
-        served = np.interp(batch, answers.batches[index], answers.rates(index))
+        if deviations:
+            means = answers.batches[index] * np.linspace(1e-3, 1.0, len(steps))  # from next to none to all that fit
+            means = np.sort(np.concatenate([means, answers.batches[index]]))
+            seen = np.maximum.accumulate(batch_quantile(means, _elasticity(answers, index, means), deviations))
+            batch = np.where(batch >= seen[0], np.interp(batch, seen, means), 0.0)
+        slow = np.maximum(1.0, batch)  # below one request in flight a step takes what it takes for one
+        served = batch / (answers.answers * answers.step(index, slow))
         rates[:, index] = np.where(left >= steps[0], served, 0.0)
     return rates
+
+
+def _elasticity(answers: Answers, index: int, batch: Array) -> Array:
+    """By how many per cent a step grows where the batch grows by one."""
+    more, here = np.maximum(1.0, batch) * 1.02, np.maximum(1.0, batch)
+    grown = answers.step(index, more) / answers.step(index, here)
+    return np.where(batch >= answers.batches[index][-1] / 1.02, 0.0, np.log(grown) / np.log(1.02)) * (batch > 1)
 
 
 def _promising(question: Question, prompts: Prompts, answers: Answers) -> tuple[Prompts, Answers]:

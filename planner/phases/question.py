@@ -29,6 +29,8 @@ class Question(NamedTuple):
     affinity: tuple[Affinity, ...] = AFFINITIES
     overlapped: bool = True
     """KV is sent layer by layer while the prompt computes; else when it is done."""
+    share: float | None = None
+    """Of the requests, those that keep both limits; none = means keep them."""
 
     @property
     def chips(self) -> int:
@@ -61,6 +63,11 @@ class Question(NamedTuple):
         return self.prefill.hardware.name != self.decode.hardware.name
 
     @property
+    def share_of_phase(self) -> float | None:
+        """Of the requests, those that keep one limit where the two have nothing to do with each other."""
+        return None if self.share is None else float(self.share**0.5)
+
+    @property
     def bounded(self) -> bool:
         """Whether there are limits; else the frontier is asked for."""
         return self.prefill.limits.ttft is not None
@@ -88,6 +95,10 @@ def check_question(question: Question) -> None:
         raise InputError(f"--osl {work.osl:g}: one token comes from the prompt, and nothing is left to decode apart")
     if work.concurrency is not None:
         raise InputError("--concurrency: the load of each pool is what its limits allow; give --arrival-rate instead")
+    if question.share is not None and not 0 < question.share < 1:
+        raise InputError(f"--attainment must be above 0 and below 1, a share of the requests, found {question.share:g}")
+    if question.share is not None and not question.bounded:
+        raise InputError("--attainment: the share of requests that keep limits needs --max-ttft and --max-tpot")
     if work.speculation is not None and question.mixed:
         raise InputError("--spec-tokens: drafts on different machines for prefill and decode are not priced")
     _check_pools(question)

@@ -1,0 +1,152 @@
+"""Two pools request by request: prompts through prefill replicas, KV over the wires, answers in decode replicas.
+
+Closed forms have means of queues and take the phases apart; here every request goes its way (`planner.simulating`).
+Prefill replicas run one prompt a pass, as the closed forms have it (a full chip gains nothing by more, and a pipeline
+waits longer for them); where the engine's token budget is below the longest prompt, they fill passes by that. A prefill
+replica sends one prompt's KV after the other; a decode replica then has a request whose KV is there and whose first
+token is out. Replicas are chosen by how few requests they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.costs.rows import structure_of
+from planner.phases.colocated import Colocated
+from planner.phases.disaggregation import Deployment
+from planner.phases.question import Question
+from planner.plans.placement import Placement
+from planner.plans.plan import Plan
+from planner.pricing import setting_of
+from planner.request import Request
+from planner.simulating import goodput
+from planner.simulating.fleets import Outcome, outcome
+from planner.simulating.goodput import Found, Goal, Judged
+from planner.simulating.replicas import Job, Replica
+from planner.simulating.traces import Trace
+
+Array = NDArray[np.float64]
+
+
+class Pools(NamedTuple):
+    """Both pools, ready to be simulated."""
+
+    prefill: goodput.Deployment
+    decode: goodput.Deployment
+    transfer: float
+    """Seconds of a mean prompt's KV on the wires."""
+    visible: float
+    """... that are left when the prompt is done."""
+    isl: float
+    """Tokens of the mean prompt: KV of another one takes as many times longer."""
+
+    @property
+    def replicas(self) -> int:
+        """Of both pools, by which a search for the highest rate begins."""
+        return min(self.prefill.replicas, self.decode.replicas)
+
+    def run(self, trace: Trace) -> Outcome:
+        """What becomes of requests.
+
+        Raises:
+            ValueError: one that no replica can hold.
+        """
+        prompts = self.prefill.run(trace._replace(osl=np.ones(trace.length)))
+        ready = self._arrivals(prompts)
+        order = np.argsort(ready, kind="stable")
+        fleet = [Replica(self.decode.clock, self.decode.kv, self.decode.rules) for _ in range(self.decode.replicas)]
+        jobs: list[Job] = []
+        served = np.zeros(trace.length, dtype=int)
+        for key in order.tolist():
+            job = Job(key, float(ready[key]), float(trace.isl[key]), float(trace.osl[key]), float(trace.isl[key]), 1.0)
+            if len(fleet) > 1:
+                for replica in fleet:
+                    replica.advance(job.arrival)
+                served[key] = min(range(len(fleet)), key=lambda place: fleet[place].outstanding)
+            fleet[served[key]].submit(job)
+            jobs.append(job)
+        for replica in fleet:
+            replica.advance()
+        answers = outcome(sorted(jobs, key=lambda job: job.key), fleet, served)
+        answered = trace.osl > 1
+        return answers._replace(
+            arrival=prompts.arrival,
+            start=prompts.start,
+            first=prompts.first,
+            finish=np.where(answered, answers.finish, prompts.first),
+            replica=prompts.replica,
+        )
+
+    def _arrivals(self, prompts: Outcome) -> Array:
+        """When each prompt's KV has arrived: a prefill replica sends one after the other."""
+        scale = prompts.isl / self.isl
+        ready = prompts.first + self.visible * scale
+        free = np.full(prompts.replicas, -np.inf)
+        for key in np.argsort(prompts.first, kind="stable").tolist():
+            replica = prompts.replica[key]
+            ready[key] = max(ready[key], free[replica] + self.transfer * scale[key])
+            free[replica] = ready[key]
+        return ready
+
+
+def pools_of(question: Question, pair: Deployment, longest: float) -> Pools:
+    """A pair of plans, ready to be simulated.
+
+    Args:
+        question: which machines they are on.
+        pair: the plans with their replicas.
+        longest: tokens of the longest request.
+
+    Raises:
+        InputError: drafts, which are not simulated.
+    """
+    prefill = _deployment(question.prefill, pair.prefill, pair.prefill_chips, longest)
+    budget = prefill.rules.budget
+    if budget is None or budget >= longest:
+        prefill = prefill._replace(rules=prefill.rules._replace(mixed=False, budget=None))
+    decode = _deployment(question.decode, pair.decode, pair.decode_chips, longest)
+    return Pools(prefill, decode, pair.transfer, pair.visible, question.prefill.workload.isl)
+
+
+def _deployment(request: Request, plan: Plan, chips: int, longest: float) -> goodput.Deployment:
+    work = request.workload
+    setting = setting_of(request, Placement.of(request.hardware, chips, request.slice), structure_of(plan))
+    return goodput.Deployment.of(setting, plan, longest, float(work.max_context or 0), work.prefix_hit)
+
+
+def rehearse(question: Question, pair: Deployment, trace: Trace, longest: float, told: Callable[[], None]) -> Found:
+    """The highest rate at which a share of simulated requests keeps both limits.
+
+    Raises:
+        InputError, ValueError: as `pools_of` and `Pools.run`.
+    """
+    pools = pools_of(question, pair, longest)
+    return goodput.highest(cast(goodput.Deployment, pools), trace, goal_of(question), told)
+
+
+def rehearse_together(
+    question: Question, other: Colocated, trace: Trace, longest: float, told: Callable[[], None]
+) -> Found:
+    """The same of a plan with both phases on the same chips."""
+    request = question.prefill if question.prefill.hardware.name == other.hardware else question.decode
+    return goodput.highest(_deployment(request, other.plan, other.gpus, longest), trace, goal_of(question), told)
+
+
+def goal_of(question: Question) -> Goal:
+    """What simulated requests are held against."""
+    limits = question.prefill.limits
+    return Goal(limits.ttft, limits.tpot, question.share or 0.9)
+
+
+def judged(question: Question, pair: Deployment, trace: Trace, rate: float, longest: float) -> Judged:
+    """How simulated requests fare at a rate.
+
+    Raises:
+        InputError, ValueError: as `pools_of` and `Pools.run`.
+    """
+    found = pools_of(question, pair, longest).run(trace.faster(rate / trace.rate))
+    return goodput.judge(found, goal_of(question), rate)
