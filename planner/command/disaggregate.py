@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, cast
 
 import typer
@@ -12,11 +13,15 @@ from planner.errors import NoPlanError
 from planner.phases.colocated import best_colocated
 from planner.phases.disaggregation import Search, disaggregate, frontier
 from planner.phases.question import AFFINITIES, Affinity, Question, check_question
+from planner.phases.rehearsal import Fared, rehearse
 from planner.plans.plan import Plan
 from planner.plans.space import Filters
 from planner.report import phases as report
 from planner.report import tabular
+from planner.report.progress import Progress
 from planner.request import CHIPS, MOST_CHIPS, Request
+from planner.simulating.traces import SEED, Trace, requests
+from planner.specs.lengths import population_of
 
 PrefillHardware = Annotated[
     str | None, typer.Option("--prefill-hardware", metavar="NAME|FILE", help="Of the prefill pool [--hardware].")
@@ -53,6 +58,21 @@ Transfer = Annotated[
     str,
     typer.Option("--transfer", metavar="layers|whole", help="KV leaves layer by layer, or when the prompt is done."),
 ]
+Attainment = Annotated[
+    float | None,
+    typer.Option(
+        "--attainment",
+        metavar="SHARE",
+        help="Limits hold for this share of the requests, as 0.9, instead of means: the best pairs are simulated.",
+    ),
+]
+Simulated = Annotated[int, typer.Option("--simulate", metavar="N", min=1, help="Pairs that --attainment simulates.")]
+Requests = Annotated[int, typer.Option("--requests", min=20, max=100_000, help="Requests of a simulation.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of their random arrivals and lengths.")]
+TOGETHER = 2
+"""Plans with both phases together that are simulated."""
+STEPS = 14
+"""Simulations that a search for the highest rate takes, about."""
 Top = Annotated[int, typer.Option("--top", min=0, help="Pairs of plans to show; 0 = all.")]
 MaxTtft = Annotated[
     float | None, typer.Option("--max-ttft", metavar="MS", help="Highest mean time to first token, with the wait.")
@@ -83,6 +103,10 @@ def run(
     decode_plan: DecodePlan = None,
     affinity: Near = None,
     transfer: Transfer = "layers",
+    attainment: Attainment = None,
+    simulate: Simulated = 2,
+    count_of_requests: Requests = 1000,
+    seed: Seed = SEED,
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
     max_context: opt.MaxContext = None,
@@ -137,20 +161,47 @@ def run(
         decode_gpus,
         near,
         overlapped,
+        attainment,
     )
     check_question(question)
     search = disaggregate(question) if question.bounded else frontier(question)
     machines = {each.hardware.name: each for each in (question.prefill, question.decode)}
     together = [each._replace(filters=filters) for each in machines.values()] if question.bounded else []
-    found = [each for each in map(best_colocated, together) if each is not None]
+    count = 1 if attainment is None else TOGETHER
+    found = [each for request in together for each in best_colocated(request, count)]
     if not search.deployments and not found:
         raise NoPlanError(_none(search))
     if not search.deployments:
         opt.warn(_none(search), quiet)
-    table = report.rows(search, found, top)
+    fared: dict[report.Each, Fared] = {}
+    if attainment is not None:
+        population = population_of(isl, osl, lengths)
+        trace = requests(population, count_of_requests, seed=seed)
+        fared = _fared(search, [*search.deployments[:simulate], *found], trace, population.longest, quiet)
+    table = report.rows(search, found, top, fared)
     tabular.write_rows(table, csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
         report.print_disaggregation(search, found, table)
+
+
+def _fared(
+    search: Search, every: Sequence[report.Each], trace: Trace, longest: float, quiet: bool
+) -> dict[report.Each, Fared]:
+    """How simulated requests fare under each; those before an interrupt where there is one."""
+    fared: dict[report.Each, Fared] = {}
+    steps = 1 if search.question.rate is not None else STEPS
+    with Progress("simulation", steps * len(every), quiet=quiet) as progress:
+        for place, each in enumerate(every):
+            try:
+                fared[each] = rehearse(search.question, each, trace, longest, progress.advance)
+            except KeyboardInterrupt:
+                break
+            progress.total += progress.done - steps * (place + 1)
+            if not fared[each].complete:
+                break
+    if len(fared) < len(every) or not all(each.complete for each in fared.values()):
+        opt.warn(f"stopped: {len(fared)} of {len(every)} deployments simulated, the last one perhaps in part", quiet)
+    return fared
 
 
 def _only(filters: Filters, label: str) -> Filters:

@@ -47,39 +47,45 @@ class Colocated(NamedTuple):
     """Per hour; NaN without a price."""
 
     @property
+    def label(self) -> str:
+        """The plan's."""
+        return self.plan.label
+
+    @property
     def stall(self) -> float:
         """What the prompts of others add to the time of a token."""
         return self.tpot - self.step
 
 
-def best_colocated(request: Request) -> Colocated | None:
-    """The best plan; none where none keeps the limits.
+def best_colocated(request: Request, count: int = 1) -> list[Colocated]:
+    """The best plans, at most so many; none where none keeps the limits.
 
     Args:
         request: with limits on TTFT and TPOT; with an arrival rate `gpus` is the most chips there may be.
+        count: how many of them.
 
     Raises:
         InputError: the request makes no sense.
     """
-    if request.workload.arrival_rate is not None:
+    rate = request.workload.arrival_rate
+    if rate is not None:
         try:
-            found = rank(request._replace(fewest=True))
+            ranked = rank(request._replace(fewest=True)).results
         except NoPlanError:
-            return None
-        row = found.results.row(0)
-        return _at(request, Plan.parse(row["plan"]), int(row["gpus"]), request.workload.arrival_rate)
+            return []
+        listed = [ranked.row(index) for index in range(min(count, len(ranked)))]
+        return [_at(request, Plan.parse(row["plan"]), int(row["gpus"]), rate) for row in listed]
     try:
         placement, plans, _ = feasible(request)
     except NoPlanError:
-        return None
-    best: tuple[float, Plan] | None = None
+        return []
+    found: list[tuple[float, Plan]] = []
     for setting, alike in by_structure(request, placement, plans):
         held = Held.of(request, setting, alike)
-        rates = held.reach.rate * held.rows.dp
-        place = int(np.argmax(rates)) if len(rates) else -1
-        if place >= 0 and rates[place] > 0 and (best is None or rates[place] > best[0]):
-            best = float(rates[place]), held.plans[place]
-    return None if best is None else _at(request, best[1], request.gpus, best[0])
+        rates = (held.reach.rate * held.rows.dp).tolist()
+        found += [(each, plan) for each, plan in zip(rates, held.plans, strict=True) if each > 0]
+    found.sort(key=lambda each: -each[0])
+    return [_at(request, plan, request.gpus, each) for each, plan in found[:count]]
 
 
 def _at(request: Request, plan: Plan, gpus: int, rate: float) -> Colocated:

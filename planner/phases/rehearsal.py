@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.rows import structure_of
+from planner.errors import InputError
 from planner.phases.colocated import Colocated
 from planner.phases.disaggregation import Deployment
 from planner.phases.question import Question
@@ -25,11 +26,15 @@ from planner.pricing import setting_of
 from planner.request import Request
 from planner.simulating import goodput
 from planner.simulating.fleets import Outcome, outcome
-from planner.simulating.goodput import Found, Goal, Judged
+from planner.simulating.goodput import Goal, Judged
 from planner.simulating.replicas import Job, Replica
 from planner.simulating.traces import Trace
 
 Array = NDArray[np.float64]
+SHARE = 0.9
+"""Of the requests, those that must keep both limits when it is not said (DistServe's)."""
+PRECISION = 0.02
+"""How close the highest rate is found: closer than a thousand requests tell."""
 
 
 class Pools(NamedTuple):
@@ -118,35 +123,58 @@ def _deployment(request: Request, plan: Plan, chips: int, longest: float) -> goo
     return goodput.Deployment.of(setting, plan, longest, float(work.max_context or 0), work.prefix_hit)
 
 
-def rehearse(question: Question, pair: Deployment, trace: Trace, longest: float, told: Callable[[], None]) -> Found:
-    """The highest rate at which a share of simulated requests keeps both limits.
+class Fared(NamedTuple):
+    """How simulated requests fared under a deployment."""
+
+    rate: float
+    """Requests per second: the highest at which enough of them keep both limits, or the one that is asked; 0 where
+    none will do."""
+    attained: float
+    """Share that keeps both."""
+    ttft_p90: float
+    """Seconds that nine tenths are no longer than."""
+    tpot_p90: float
+    complete: bool = True
+    """False where the search was stopped."""
+
+    @classmethod
+    def of(cls, judged: Judged, rate: float, complete: bool = True) -> Fared:
+        """What a simulation at a rate showed."""
+        ttft, tpot = (float(judged.quantiles(name, (0.9,))[0]) for name in ("ttft", "tpot"))
+        return cls(rate, judged.attained, ttft, tpot, complete)
+
+
+def rehearse(
+    question: Question, each: Deployment | Colocated, trace: Trace, longest: float, told: Callable[[], None]
+) -> Fared:
+    """How simulated requests fare: at the rate that is asked, else at the highest that keeps both limits.
+
+    Args:
+        question: has limits and a share of requests that keeps them.
+        each: a pair of pools, or a plan with both phases together.
+        trace: requests at any rate.
+        longest: tokens of the longest request.
+        told: called after each simulation.
 
     Raises:
-        InputError, ValueError: as `pools_of` and `Pools.run`.
+        InputError: drafts, which are not simulated, or a request that does not fit.
     """
-    pools = pools_of(question, pair, longest)
-    return goodput.highest(cast(goodput.Deployment, pools), trace, goal_of(question), told)
-
-
-def rehearse_together(
-    question: Question, other: Colocated, trace: Trace, longest: float, told: Callable[[], None]
-) -> Found:
-    """The same of a plan with both phases on the same chips."""
-    request = question.prefill if question.prefill.hardware.name == other.hardware else question.decode
-    return goodput.highest(_deployment(request, other.plan, other.gpus, longest), trace, goal_of(question), told)
-
-
-def goal_of(question: Question) -> Goal:
-    """What simulated requests are held against."""
+    serving = pools_of(question, each, longest) if isinstance(each, Deployment) else _together(question, each, longest)
     limits = question.prefill.limits
-    return Goal(limits.ttft, limits.tpot, question.share or 0.9)
+    goal = Goal(limits.ttft, limits.tpot, question.share or SHARE)
+    try:
+        if question.rate is not None:
+            found = serving.run(trace.faster(question.rate / trace.rate))
+            told()
+            return Fared.of(goodput.judge(found, goal, question.rate), question.rate)
+        highest = goodput.highest(cast(goodput.Deployment, serving), trace, goal, told, PRECISION)
+    except ValueError as error:
+        raise InputError(f"--attainment: {each.label}: {error}") from None
+    if highest.best is None:
+        return Fared.of(highest.idle, 0.0, highest.complete)
+    return Fared.of(highest.best, highest.best.rate, highest.complete)
 
 
-def judged(question: Question, pair: Deployment, trace: Trace, rate: float, longest: float) -> Judged:
-    """How simulated requests fare at a rate.
-
-    Raises:
-        InputError, ValueError: as `pools_of` and `Pools.run`.
-    """
-    found = pools_of(question, pair, longest).run(trace.faster(rate / trace.rate))
-    return goodput.judge(found, goal_of(question), rate)
+def _together(question: Question, each: Colocated, longest: float) -> goodput.Deployment:
+    request = question.prefill if question.prefill.hardware.name == each.hardware else question.decode
+    return _deployment(request, each.plan, each.gpus, longest)

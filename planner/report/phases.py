@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from planner.phases.colocated import Colocated
 from planner.phases.disaggregation import Deployment, Search
+from planner.phases.rehearsal import Fared
 from planner.report.figures import plural, prompt, short
 from planner.report.table import Column, Row, lay_out, paragraphs, show, width
 from planner.units import GIB, HOUR, MS
@@ -18,19 +19,38 @@ COLUMNS = (
     "requests_per_s_per_gpu", "tokens_per_s", "usd_per_mtok", "ttft_ms", "queue_ms", "tpot_ms", "latency_ms",
     "decode_step_ms", "stall_ms", "kv_gib", "transfer_ms", "visible_transfer_ms", "decode_batch", "decode_batch_most",
     "prefill_utilisation", "wires_utilisation", "binds", "prefill_memory_gib", "decode_memory_gib",
-    "prefill_memory_limit_gib", "decode_memory_limit_gib", "nodes_per_unit",
+    "prefill_memory_limit_gib", "decode_memory_limit_gib", "nodes_per_unit", "simulated_requests_per_s",
+    "simulated_requests_per_s_per_gpu", "attained", "ttft_p90_ms", "tpot_p90_ms",
 )  # fmt: skip
 TOGETHER = "colocated"
+Each = Deployment | Colocated
 
 
-def rows(search: Search, colocated: Sequence[Colocated], top: int) -> list[Row]:
-    """Rows in order: pairs of pools and, among them, plans with both phases together; `top` of the pairs, 0 = all."""
+def rows(
+    search: Search, colocated: Sequence[Colocated], top: int, fared: Mapping[Each, Fared] | None = None
+) -> list[Row]:
+    """Rows in order: pairs of pools and, among them, plans with both phases together.
+
+    Args:
+        search: the pairs.
+        colocated: plans with both phases together.
+        top: pairs that are shown; 0 = all.
+        fared: how simulated requests fared, where they were; those pairs alone are shown then.
+    """
     work = search.question.prefill.workload
     listed = search.deployments[:top] if top else search.deployments
-    found = [_apart(search, each) for each in listed] + [_together(search, each) for each in colocated]
-    for row in found:
+    every: list[Each] = [*listed, *colocated]
+    if fared:
+        every = [each for each in search.deployments if each in fared]
+        every += [each for each in colocated if each in fared]
+    found = []
+    for each in every:
+        row = _apart(search, each) if isinstance(each, Deployment) else _together(search, each)
         row["tokens_per_s"] = row["requests_per_s"] * work.osl
         row["requests_per_s_per_gpu"] = row["requests_per_s"] / row["gpus"]
+        if fared and each in fared:
+            row |= _simulated(row, fared[each])
+        found.append(row)
     if search.question.bounded:
         found.sort(key=_per_dollar if search.question.mixed else _per_chip)
     for place, row in enumerate(found):
@@ -38,12 +58,30 @@ def rows(search: Search, colocated: Sequence[Colocated], top: int) -> list[Row]:
     return [{name: row[name] for name in COLUMNS} for row in found]
 
 
+def _simulated(row: Row, fared: Fared) -> Row:
+    return {
+        "simulated_requests_per_s": fared.rate,
+        "simulated_requests_per_s_per_gpu": fared.rate / row["gpus"],
+        "attained": fared.attained,
+        "ttft_p90_ms": fared.ttft_p90 / MS,
+        "tpot_p90_ms": fared.tpot_p90 / MS,
+    }
+
+
+def _served(row: Row) -> float:
+    """Requests per second: simulated ones where there are any."""
+    simulated = row["simulated_requests_per_s"]
+    return float(row["requests_per_s"] if simulated is None else simulated)
+
+
 def _per_chip(row: Row) -> float:
-    return -float(row["requests_per_s_per_gpu"])
+    return -_served(row) / int(row["gpus"])
 
 
 def _per_dollar(row: Row) -> float:
-    return _per_chip(row) if row["usd_per_mtok"] is None else float(row["usd_per_mtok"])
+    if row["usd_per_mtok"] is None or not _served(row):
+        return _per_chip(row)
+    return float(row["usd_per_mtok"]) * float(row["requests_per_s"]) / _served(row)
 
 
 def _row(search: Search) -> Row:
@@ -137,32 +175,39 @@ def print_disaggregation(search: Search, colocated: Sequence[Colocated], table: 
         where = f" on {row['prefill_hardware']}" if mixed else ""
         return f"{row['plan']}, together{where}" if row["kind"] == TOGETHER else str(row["plan"])
 
-    columns = [
-        Column("#", lambda row: str(row["rank"])),
-        Column("prefill -> decode", plans, right=False),
-        Column("chips", _chips, right=False, keep=8),
-        Column("req/s", lambda row: short(row["requests_per_s"]), keep=7) if not rated else None,
-        Column("of most", lambda row: f"{row['requests_per_s'] / row['highest_requests_per_s']:.0%}", keep=3)
-        if rated
-        else None,
-        Column("/chip", lambda row: short(row["requests_per_s_per_gpu"])) if not mixed else None,
-        Column("$/Mtok", lambda row: short(row["usd_per_mtok"], 3), keep=9 if mixed else 2)
-        if any(row["usd_per_mtok"] is not None for row in table)
-        else None,
-        Column("TTFT ms", lambda row: short(row["ttft_ms"]), keep=7),
-        Column("TPOT ms", lambda row: short(row["tpot_ms"]), keep=7),
-        Column("KV ms", _sent, keep=5),
-        Column("batch", lambda row: short(row["decode_batch"], 3), keep=4),
-        Column("busy", lambda row: f"{row['prefill_utilisation']:.0%}", keep=3),
-        Column("binds", lambda row: row["binds"], right=False, keep=6),
+    simulated = any(row["attained"] is not None for row in table)
+    dear = any(row["usd_per_mtok"] is not None for row in table)
+    every = [
+        (True, Column("#", lambda row: str(row["rank"]))),
+        (True, Column("prefill -> decode", plans, right=False)),
+        (True, Column("chips", _chips, right=False, keep=8)),
+        (not rated, Column("req/s", lambda row: short(row["requests_per_s"]), keep=6 if simulated else 8)),
+        (rated, Column("of most", lambda row: _share(row["requests_per_s"] / row["highest_requests_per_s"]), keep=3)),
+        (simulated and not rated, Column("simulated", lambda row: short(row["simulated_requests_per_s"]), keep=8)),
+        (not mixed, Column("/chip", lambda row: short(_served(row) / row["gpus"]))),
+        (dear, Column("$/Mtok", lambda row: short(row["usd_per_mtok"], 3), keep=9 if mixed else 2)),
+        (simulated, Column("kept", lambda row: _share(row["attained"]), keep=7)),
+        (simulated, Column("TTFT p90", lambda row: short(row["ttft_p90_ms"]), keep=7)),
+        (simulated, Column("TPOT p90", lambda row: short(row["tpot_p90_ms"]), keep=7)),
+        (not simulated, Column("TTFT ms", lambda row: short(row["ttft_ms"]), keep=7)),
+        (not simulated, Column("TPOT ms", lambda row: short(row["tpot_ms"]), keep=7)),
+        (True, Column("KV ms", _sent, keep=5)),
+        (True, Column("batch", lambda row: short(row["decode_batch"], 3), keep=4)),
+        (True, Column("busy", lambda row: _share(row["prefill_utilisation"]), keep=3)),
+        (True, Column("binds", lambda row: row["binds"], right=False, keep=6)),
     ]
-    lines = lay_out([column for column in columns if column is not None], table, width())
+    columns = [column for shown, column in every if shown]
+    lines = lay_out(columns, table, width())
     show(lines, ["bold underline", *("green" if row["kind"] == TOGETHER else "" for row in table)])
     show(paragraphs(_caption(search, colocated, table)))
 
 
 def _chips(row: Row) -> str:
     return str(row["gpus"]) if row["kind"] == TOGETHER else f"{row['prefill_gpus']}+{row['decode_gpus']}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"
 
 
 def _sent(row: Row) -> str:
@@ -184,9 +229,10 @@ def _caption(search: Search, colocated: Sequence[Colocated], table: Sequence[Row
         pools = question.pools
         asked.append(f"{pools[0]} + {pools[1]} chips" if pools else f"up to {plural(question.chips, 'chip')}")
     if question.bounded:
-        asked.append(f"mean TTFT <= {short((limits.ttft or 0) / MS)} ms, TPOT <= {short((limits.tpot or 0) / MS)} ms")
+        what = "mean TTFT" if question.share is None else f"{question.share:.0%} of the requests with TTFT"
+        asked.append(f"{what} <= {short((limits.ttft or 0) / MS)} ms, TPOT <= {short((limits.tpot or 0) / MS)} ms")
     texts = ["; ".join(asked) + f". {search.pairs} pairs of plans priced, {len(search.deployments)} can serve."]
-    texts.append(_why(search, colocated))
+    texts.append(_why(search, colocated, table))
     first = next((row for row in table if row["kind"] != TOGETHER), None)
     if first is not None:
         texts.append(_transfer(search, first))
@@ -195,10 +241,14 @@ def _caption(search: Search, colocated: Sequence[Colocated], table: Sequence[Row
             "Without limits: pairs that no other beats in both TPOT and rate per chip; prefill replicas work at most "
             "80 % of their time."
         )
-    texts.append(
-        "Means, as queues in steady state have them; the KV's wait for wires that other prompts use is not in them."
-    )
+    texts.append(_basis(table))
     return [text for text in texts if text]
+
+
+def _basis(table: Sequence[Row]) -> str:
+    if any(row["attained"] is not None for row in table):
+        return "Rates that count are simulated, request by request; the others are closed forms, which come first."
+    return "Means, as queues in steady state have them; --attainment 0.9 simulates requests one by one."
 
 
 def _transfer(search: Search, row: Row) -> str:
@@ -210,26 +260,33 @@ def _transfer(search: Search, row: Row) -> str:
     )
 
 
-def _why(search: Search, colocated: Sequence[Colocated]) -> str:
+def _why(search: Search, colocated: Sequence[Colocated], table: Sequence[Row]) -> str:
     """One sentence: how pools do against the best plan with both phases together, and what holds that back."""
     question = search.question
-    if not question.bounded or not search.deployments:
+    apart = [row for row in table if row["kind"] != TOGETHER]
+    together = [row for row in table if row["kind"] == TOGETHER]
+    if not question.bounded or not apart:
         return ""
-    best = search.deployments[0]
-    if not colocated:
+    if not colocated or not together or not _served(together[0]):
         return "No plan with both phases on the same chips keeps these limits at any load."
-    other = colocated[0]
-    ratio = (best.rate / best.gpus) / (other.rate / other.gpus)
-    unit = "chip"
-    if question.mixed and np.isfinite(best.dollars) and np.isfinite(other.dollars):
-        ratio, unit = (best.rate / best.dollars) / (other.rate / other.dollars), "$"
+    best = next(each for each in search.deployments if (each.label, each.gpus) == (apart[0]["plan"], apart[0]["gpus"]))
+    other = next(each for each in colocated if (each.label, each.hardware) == _key(together[0]))
+    dear = question.mixed and apart[0]["usd_per_mtok"] is not None and together[0]["usd_per_mtok"] is not None
+    measure = _per_dollar if dear else _per_chip
+    ratio = measure(together[0]) / measure(apart[0]) if dear else measure(apart[0]) / measure(together[0])
     on = f" on {other.hardware}" if question.mixed else ""
-    against = f"{short(ratio, 3)} times the rate per {unit} of {other.plan.label}{on}, both phases together"
-    held = _held_back(search, other)
+    against = (
+        f"{short(ratio, 3)} times the rate per {'$' if dear else 'chip'} of {other.label}{on}, both phases together"
+    )
+    share, kept = question.share, together[0]["attained"]
+    few = f"; only {kept:.0%} of its requests keep both limits" if share and kept is not None and kept < share else ""
     if ratio > 1:
-        return f"Apart: {against}, {held}."
-    gain = _held_back_apart(best)
-    return f"Together is better: apart {best.label} has {against}. {gain}"
+        return f"Apart: {against}, {_held_back(search, other)}{few}."
+    return f"Together is better: apart {best.label} has {against}. {_held_back_apart(best)}"
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return str(row["plan"]), str(row["prefill_hardware"])
 
 
 def _held_back(search: Search, other: Colocated) -> str:
