@@ -221,8 +221,10 @@ def _none(search: Search) -> str:
     if reachable:
         return f"{start} keeps the limits: {reachable}"
     for phase in ("prefill", "decode"):
-        own = [each for which, each in search.refused if which == phase and each.limit == "memory"]
+        own = [each for which, each in search.refused if which == phase]
         if own and search.pairs == 0:
-            last = own[-1]
-            return f"{start} fits: of {phase} plans {len(own)} were refused, as {last.plan.label}: {last.reason}"
+            told = next((each for each in reversed(own) if each.limit == "memory"), own[0])
+            return (
+                f"{start} fits {chips} chips: of {phase} plans {len(own)} were refused, as {told.plan}: {told.reason}"
+            )
     return f"{start} serves this on {chips} chips; give more with --gpus, or wider limits"

@@ -207,7 +207,7 @@ def site_anywhere(question: Question) -> Site:
 def site_in_nodes(question: Question, nodes: int) -> Iterator[Site]:
     """Low affinity: units of so many nodes, each of which holds an equal part of the stages of every replica of both.
 
-    None where no pipeline divides so.
+    None where no pipeline divides over several.
 
     Args:
         question: asks for one kind of machine, which has nodes.
@@ -218,7 +218,7 @@ def site_in_nodes(question: Question, nodes: int) -> Iterator[Site]:
     place = Segmented(question.prefill.hardware, nodes * room, None, nodes)
     plans, refused = _segments(question.prefill, place, nodes, room)
     others, dropped = _segments(question.decode, place, nodes, room)
-    if plans and others:
+    if nodes == 1 or (plans and others):
         prompts, answers = prompts_of(question.prefill, place, plans), answers_of(question.decode, place, others)
         prompts = prompts._replace(refused=refused + prompts.refused)
         yield Site(prompts, answers._replace(refused=dropped + answers.refused), 0, nodes, room)

@@ -132,9 +132,16 @@ class Answers(NamedTuple):
 
     def batch_at(self, index: int, rate: Num) -> Array:
         """The mean batch at which a plan serves a rate: Little's law, b = rate x answers x step(b)."""
-        rates = self.rates(index)
-        first = np.asarray(rate) / rates[0]  # below one request in flight a step takes what it takes for one
-        return np.asarray(np.where(first < 1, first, np.interp(rate, rates, self.batches[index])))
+        batches, steps = self.batches[index], self.steps[index]
+        rates, steps_of_answer = self.rates(index), np.asarray(rate) * self.answers
+        below = np.asarray(rate) <= rates[0]  # one request in flight or fewer: a step takes what it takes for one
+        place = np.clip(np.searchsorted(rates, rate) - 1, 0, len(rates) - 2)
+        wide = np.maximum(batches[place + 1] - batches[place], 1e-12)
+        slope = (steps[place + 1] - steps[place]) / wide  # between two points a step grows in a straight line
+        left = np.maximum(1 - steps_of_answer * slope, 1e-12)
+        found = steps_of_answer * (steps[place] - slope * batches[place]) / left
+        found = np.clip(found, batches[place], batches[place + 1])
+        return np.asarray(np.where(below, steps_of_answer * steps[0], found))
 
     def take(self, index: NDArray[np.intp]) -> Answers:
         """Some of the plans."""
