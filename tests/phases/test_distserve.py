@@ -29,7 +29,7 @@ from planner.plans.plan import Plan
 from planner.pricing import setting_of
 from planner.specs.lengths import lengths_of
 
-FITS = list(csv.DictReader((ROOT / "tests" / "data" / "distserve.csv").open(encoding="utf-8")))
+FITS = list(csv.DictReader((ROOT / "tests" / "golden" / "distserve.csv").open(encoding="utf-8")))
 MS = 1e-3
 
 
@@ -92,7 +92,7 @@ def placements(name: str) -> dict[tuple[str, str], tuple[float, float, float]]:
     work = {"isl": found.isl, "osl": found.osl, "lengths": found.lengths, "max_context": 2048, "schedule": "continuous"}
     depths = (1, 2, 4) if case.nodes == 1 else (3, 6, 9)
     asked = request(
-        case.model, 8 * case.nodes, "a100-80gb-25gbps", "distserve", work=work, limits=Limits(case.ttft, case.tpot),
+        case.model, 8 * case.nodes, "a100-25gbps", "distserve", work=work, limits=Limits(case.ttft, case.tpot),
         filters=Filters(tp=case.tps, pp=depths),
     )  # fmt: skip
     question = Question(asked, asked, affinity=("low",), share=0.9)
