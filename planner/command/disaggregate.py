@@ -13,7 +13,7 @@ from planner.errors import NoPlanError
 from planner.phases.colocated import best_colocated
 from planner.phases.disaggregation import Search, disaggregate, frontier
 from planner.phases.question import AFFINITIES, Affinity, Question, check_question
-from planner.phases.rehearsal import Fared, rehearse
+from planner.phases.rehearsal import Fared, enough_requests, rehearse
 from planner.plans.plan import Plan
 from planner.plans.space import Filters
 from planner.report import phases as report
@@ -67,7 +67,15 @@ Attainment = Annotated[
     ),
 ]
 Simulated = Annotated[int, typer.Option("--simulate", metavar="N", min=1, help="Pairs that --attainment simulates.")]
-Requests = Annotated[int, typer.Option("--requests", min=20, max=100_000, help="Requests of a simulation.")]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        "--requests",
+        min=20,
+        max=1_000_000,
+        help="Requests of a simulation; default: 1000, or four times what is in flight.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of their random arrivals and lengths.")]
 TOGETHER = 2
 """Plans with both phases together that are simulated."""
@@ -105,7 +113,7 @@ def run(
     transfer: Transfer = "layers",
     attainment: Attainment = None,
     simulate: Simulated = 2,
-    count_of_requests: Requests = 1000,
+    count_of_requests: Requests = None,
     seed: Seed = SEED,
     weights: opt.Weights = None,
     kv_cache: opt.KvCache = None,
@@ -176,8 +184,9 @@ def run(
     fared: dict[report.Each, Fared] = {}
     if attainment is not None:
         population = population_of(isl, osl, lengths)
-        trace = requests(population, count_of_requests, seed=seed)
-        fared = _fared(search, [*search.deployments[:simulate], *found], trace, population.longest, quiet)
+        every: list[report.Each] = [*search.deployments[:simulate], *found]
+        drawn = requests(population, count_of_requests or enough_requests(every), seed=seed)
+        fared = _fared(search, every, drawn, population.longest, quiet)
     table = report.rows(search, found, top, fared)
     tabular.write_rows(table, csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:

@@ -9,7 +9,7 @@ token is out. Replicas are chosen by how few requests they have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -33,6 +33,8 @@ from planner.simulating.traces import Trace
 Array = NDArray[np.float64]
 SHARE = 0.9
 """Of the requests, those that must keep both limits when it is not said (DistServe's)."""
+FEWEST, FILLS = 1000, 4.0
+"""Requests of a simulation: at least so many, and so many times those that are in flight."""
 PRECISION = 0.02
 """How close the highest rate is found: closer than a thousand requests tell."""
 
@@ -121,6 +123,17 @@ def _deployment(request: Request, plan: Plan, chips: int, longest: float) -> goo
     work = request.workload
     setting = setting_of(request, Placement.of(request.hardware, chips, request.slice), structure_of(plan))
     return goodput.Deployment.of(setting, plan, longest, float(work.max_context or 0), work.prefix_hit)
+
+
+def enough_requests(every: Sequence[Deployment | Colocated]) -> int:
+    """Requests that fill deployments often enough for what comes out to be their steady state: FILLS times, or FEWEST.
+
+    A trace that ends before the first answers do shows a deployment that fills, and any rate seems to be served.
+    """
+    flights = [
+        each.batch * each.decode.dp if isinstance(each, Deployment) else each.batch * each.plan.dp for each in every
+    ]
+    return max(FEWEST, int(FILLS * max(flights, default=0.0)))
 
 
 class Fared(NamedTuple):
