@@ -67,7 +67,7 @@ class Deployment(NamedTuple):
     prefill_busy: float
     wires_busy: float
     binds: str
-    """prefill, decode or wires: what serves no more."""
+    """prefill, decode, wires, or memory (the KV room of decode replicas): what serves no more."""
     prefill_memory: float
     decode_memory: float
     prefill_limit: float
@@ -338,7 +338,8 @@ def _deployment(
     step = float(answers.step(column, max(1.0, batch)))
     wires = max(own * pairs.sending[place], other * pairs.receiving[place])
     phase = "prefill" if limits[0] <= limits[1] else "decode"
-    binds = "wires" if wires > BUSY * (1 - 1e-6) else phase
+    full = phase == "decode" and batch >= answers.most[column] * (1 - ALMOST)
+    binds = "wires" if wires > BUSY * (1 - 1e-6) else "memory" if full else phase
     chosen = prompts.plans[row], answers.plans[column]
     plans = [plan._replace(dp=count) for plan, count in zip(chosen, counts, strict=True)]
     return Deployment(

@@ -23,6 +23,8 @@ COLUMNS = (
     "simulated_requests_per_s_per_gpu", "attained", "ttft_p90_ms", "tpot_p90_ms",
 )  # fmt: skip
 TOGETHER = "colocated"
+EQUAL = 5e-4
+"""Relative difference of two rates that three digits do not show."""
 Each = Deployment | Colocated
 
 
@@ -278,6 +280,8 @@ def _why(search: Search, colocated: Sequence[Colocated], table: Sequence[Row]) -
     against = (
         f"{short(ratio, 3)} times the rate per {'$' if dear else 'chip'} of {other.label}{on}, both phases together"
     )
+    if abs(ratio - 1) < EQUAL:
+        return f"Apart {best.label} and together {other.label} serve the same per {'$' if dear else 'chip'}."
     share, kept = question.share, together[0]["attained"]
     few = f"; only {kept:.0%} of its requests keep both limits" if share and kept is not None and kept < share else ""
     if ratio > 1:
@@ -307,16 +311,17 @@ def _held_back(search: Search, other: Colocated) -> str:
 
 def _held_back_apart(best: Deployment) -> str:
     idle = best.gpus - best.used
-    spare = {"prefill": "decode", "decode": "prefill"}.get(best.binds, "")
     texts = {
         "prefill": f"Its prefill replicas are {best.prefill_busy:.0%} busy and can take no more, while its decode "
         f"replicas run {short(best.batch, 3)} of {short(best.most)} requests",
         "decode": f"Its decode replicas stand at the limit with {short(best.batch, 3)} requests each, while its "
         f"prefill replicas are {best.prefill_busy:.0%} busy",
+        "memory": f"Its decode replicas have KV room for {short(best.most)} requests each, while its prefill "
+        f"replicas are {best.prefill_busy:.0%} busy",
         "wires": f"The wires between its pools are busy {best.wires_busy:.0%} of the time",
     }
     rest = f"; {plural(idle, 'chip')} idle" if idle else ""
-    why = ": chips cannot be shared out more finely" if spare and best.gpus <= 16 else ""
+    why = ": chips cannot be shared out more finely" if best.binds != "wires" and best.gpus <= 16 else ""
     return texts[best.binds] + rest + why + "."
 
 
