@@ -15,7 +15,6 @@ from planner.errors import InputError, NoPlanError, PlannerError
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of
 from planner.plans.rules import draft_refusal, refusal
-from planner.plans.sharding import implied_prefill
 from planner.plans.space import default_grid
 from planner.points import CHOICES, DEFAULTS, DEGREES, NUMBERS, Points, alike, check_names, distinct
 from planner.pricing import memory_reasons, setting_of
@@ -65,10 +64,7 @@ def estimate_one(options: Mapping[str, Any]) -> Results:
 def _estimated(table: Points) -> Results:
     parts: list[tuple[NDArray[np.intp], Results]] = []
     for key, whole in table.groups():
-        spread = np.nan_to_num(table.numbers["ep"][whole], nan=1.0) > 1  # rows with and without: other lists of work
-        for index in (whole[~spread], whole[spread]):
-            if len(index):
-                parts.append((index, _price_group(table, key, index)))
+        parts.append((whole, _price_group(table, key, whole)))
     if len(parts) == 1:
         return parts[0][1]
     joined = Results.joined([part for _, part in parts])
@@ -164,16 +160,16 @@ def _setting(table: Points, key: dict[str, str | None], index: NDArray[np.intp])
     if tokens.any():  # then all of the group draft
         drafted = Speculation(int(np.max(tokens)), None, draft_of(key["draft"], model))
         request = request._replace(workload=request.workload._replace(speculation=drafted))
-    ep = int(np.max(np.nan_to_num(table.numbers["ep"][index], nan=1.0)))  # all of the group spread experts, or none
-    return setting_of(request, placement, structure_of(_words(key)._replace(ep=ep)))
+    # all of the group spread experts, or none; all divide prompts over groups, or none
+    ep, cp = (int(np.max(np.nan_to_num(table.numbers[name][index], nan=1.0))) for name in ("ep", "cp"))
+    return setting_of(request, placement, structure_of(_words(key, cp)._replace(ep=ep)))
 
 
-def _words(key: dict[str, str | None]) -> Plan:
-    """The words of a plan, whatever its degrees."""
-    attention = key["attention"] or "heads"
-    return Plan(
-        attention=attention,
-        prefill_attention=key["prefill_attention"] or implied_prefill(attention),
+def _words(key: dict[str, str | None], cp: int) -> Plan:
+    """The words of a plan, whatever its other degrees."""
+    bare = Plan(cp=cp, attention=key["attention"] or "heads")
+    return bare._replace(
+        prefill_attention=key["prefill_attention"] or bare.implied,
         ffn=key["ffn"] or "1d",
         prefill_ffn=key["prefill_ffn"] or "1d",
         grid=grid_text(key["grid"]) if key["grid"] else "",
@@ -287,7 +283,7 @@ def _plans(
 def _plan(setting: Setting, key: dict[str, str | None], degrees: Sequence[int]) -> Plan:
     """The plan of some degrees; a layout that needs a grid gets the best one where none is named."""
     tp, pp, dp, ep, cp = degrees
-    plan = _words(key)._replace(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp)
+    plan = _words(key, cp)._replace(tp=tp, pp=pp, dp=dp, ep=ep)
     if not plan.grid and "1d" not in (plan.ffn, plan.prefill_ffn):
         return plan._replace(grid=default_grid(setting.model, setting.placement, plan.tp))
     return plan

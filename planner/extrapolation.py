@@ -56,14 +56,14 @@ def beyond(setting: Setting, rows: Rows, batch: NDArray[np.float64]) -> Column:
             everywhere(False) if setting.drafting is None else rows.spec_tokens > 0,
             everywhere(setting.model.experts is not None),
             everywhere(setting.model.attention.latent is not None),
-            (rows.attention_dp > 1) | (rows.sequence > 1),
+            (rows.attention_dp > 1) | (rows.sequence > 1) | (rows.cp > 1),
         ),
     )
 
 
 def unmeasured(setting: Setting, rows: Rows) -> Column:
     """Groups of constants behind each row that nobody measured, as `elementwise, collectives over infiniband`."""
-    hardware, engine, chips = setting.hardware, setting.engine, rows.tp * rows.pp
+    hardware, engine, chips = setting.hardware, setting.engine, rows.width * rows.pp
     other = set(LATENT_KINDS.values() if setting.model.attention.latent else LATENT_KINDS)
     if setting.model.experts is None:
         other |= STAND_INS.keys()

@@ -143,9 +143,10 @@ class Points:
         drafts = self.numbers["spec_tokens"] > 0  # not given is no number above 0
         if drafts.any():
             _, key = np.unique(key * 2 + drafts, return_inverse=True)
-        apart = self.numbers["ep"] > 1  # groups of data-parallel attention then run dense FFNs of their own
-        if apart.any():
-            _, key = np.unique(key * 2 + apart, return_inverse=True)
+        for name in ("ep", "cp"):  # above 1 the list of work is another: dense FFNs for a group's own tokens
+            apart = self.numbers[name] > 1
+            if apart.any():
+                _, key = np.unique(key * 2 + apart, return_inverse=True)
         if not key.any():
             return [({name: self.values[name][self.codes[name][0]] for name in TEXTS}, np.arange(self.count))]
         return [

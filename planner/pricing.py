@@ -227,6 +227,8 @@ def with_kernels(request: Request, placement: Placement, plans: list[Plan]) -> t
     def reason(plan: Plan) -> str | None:
         needed = [("all_reduce", plan.tp), ("all_gather", plan.tp), ("send", plan.pp if plan.pp == 1 else 2)]
         needed += [("all_to_all", plan.tp)] if "batch" in (plan.attention, plan.prefill_attention) else []
+        needed += [(op, plan.cp) for op in ("all_gather", "all_to_all") if plan.cp > 1]
+        needed += [("send", 2)] if plan.cp > 1 else []
         needed += [(op, ranks) for ranks in _parts(plan) for op in ("all_gather", "reduce_scatter", "all_to_all")]
         for op, ranks in needed:
             if (op, ranks) not in reasons:

@@ -144,7 +144,7 @@ def results_of(
     for_prompts = dollars * priced.prefill_share
 
     peak = chip.peak(formats.compute)  # at an MFU of 1 a token takes so long on all chips, idle ones too
-    chip_seconds = 2 * matmul_parameters(setting.model) / peak * gpus / (rows.tp * rows.pp * rows.dp)
+    chip_seconds = 2 * matmul_parameters(setting.model) / peak * gpus / (rows.width * rows.pp * rows.dp)
 
     columns: dict[str, Column] = {
         "rank": nan,
@@ -161,12 +161,12 @@ def results_of(
         "pp": rows.pp,
         "dp": rows.dp,
         "ep": of_plan("ep").astype(float),
-        "cp": of_plan("cp").astype(float),
+        "cp": rows.cp,
         "attention": of_plan("attention"),
         "prefill_attention": of_plan("prefill_attention"),
         "ffn": of_plan("ffn"),
         "prefill_ffn": of_plan("prefill_ffn"),
-        "idle_gpus": gpus - rows.tp * rows.pp * rows.dp,
+        "idle_gpus": gpus - rows.width * rows.pp * rows.dp,
         "concurrency": rows.concurrency,
         "batch_per_replica": fitted.batch,
         "isl": np.round(rows.isl),

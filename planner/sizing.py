@@ -183,7 +183,8 @@ class _Arriving:
         dp = np.array([float(plan.dp) for plan in plans])
         levels = range(len(self.setting.placement.hardware.network))
         rows = first.rows
-        if any(np.any(crossings(rows.tp, rows.pp, dp, n) != crossings(rows.tp, rows.pp, rows.dp, n)) for n in levels):
+        width = rows.width
+        if any(np.any(crossings(width, rows.pp, dp, n) != crossings(width, rows.pp, rows.dp, n)) for n in levels):
             return Held.of(self.request, self.setting, plans)
         return first.times(dp)
 

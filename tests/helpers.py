@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import os
 import re
@@ -10,9 +11,10 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from csv import DictReader
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,64 @@ from planner.specs import catalog
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
+
+
+def every(
+    names: str | tuple[str, ...], cases: Iterable[Any], ids: object = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As `pytest.mark.parametrize`, but one test for all cases: for checks so short that a test each costs more.
+
+    Every case runs whatever became of the others; a failure holds the errors of all that failed, each with its case
+    (all of its values: `ids` are not needed). Fixtures are those of one test, shared by all cases.
+    """
+    keys = [key.strip() for key in names.split(",")] if isinstance(names, str) else list(names)
+    table = list(cases)
+    assert table, "no cases"
+
+    def decorated(test: Callable[..., None]) -> Callable[..., None]:
+        def all_cases(**fixtures: Any) -> None:
+            failed: list[Exception] = []
+            for case in table:
+                values = dict(zip(keys, case if len(keys) > 1 or isinstance(names, tuple) else (case,), strict=True))
+                try:
+                    test(**values, **fixtures)
+                except Exception as error:
+                    error.add_note(f"case: {', '.join(f'{key}={value!r:.200}' for key, value in values.items())}")
+                    failed.append(error)
+            if failed:
+                raise ExceptionGroup(f"{len(failed)} of {len(table)} cases of {test.__name__} failed", failed[:20])
+
+        own = inspect.signature(test)
+        left = [parameter for name, parameter in own.parameters.items() if name not in keys]
+        all_cases.__name__, all_cases.__doc__, all_cases.__module__ = test.__name__, test.__doc__, test.__module__
+        all_cases.__dict__.update(test.__dict__)  # marks
+        all_cases.__signature__ = own.replace(parameters=left)  # type: ignore[attr-defined]
+        return all_cases
+
+    return decorated
+
+
+class Late:
+    """What `make` makes, made when it is first used: every worker collects every module."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Any:
+        return self._make()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 class Completed(NamedTuple):

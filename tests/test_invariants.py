@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from helpers import every
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -268,8 +269,8 @@ def is_plain(name: str) -> bool:
     return odd == (None,) * 3 and model.attention.qk_norm != "heads" and name != "falcon-7b"
 
 
-@pytest.mark.parametrize("name", [name for name in names(MODELS) if is_plain(name)])
-@pytest.mark.parametrize("weights", ["bf16", "int4"])
+@every("name", [name for name in names(MODELS) if is_plain(name)])
+@every("weights", ["bf16", "int4"])
 def test_tp_adds_only_replicated_weights(name: str, weights: str) -> None:
     model, dtype = load_model(name), weight_dtype(weights)
     tested = 0

@@ -17,11 +17,12 @@ from planner import (
     load_machine,
     load_model,
 )
-from planner.costs.collectives import Groups, Network, sent_bytes
+from planner.costs.collectives import Network, sent_bytes
 from planner.costs.layers import Pass, Structure, Transfer
 from planner.costs.layouts import count
 from planner.costs.memory import Budget
 from planner.costs.serving import formats_of
+from planner.costs.teams import Groups
 from planner.costs.weights import Shard, layer_weights, parameters
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan

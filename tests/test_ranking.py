@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from ast import literal_eval
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -198,6 +200,12 @@ def priced_loads(asked: Request) -> dict[str, list[int]]:
     return {label: sorted(own) for label, own in loads.items()}
 
 
+@cache
+def rooms() -> dict[str, int]:
+    """The most requests of every plan."""
+    return {row["plan"]: row["max_concurrency"] for row in rank(request()).results.rows()}
+
+
 @pytest.mark.parametrize("objective", ["throughput", "cost"])
 @pytest.mark.parametrize("limits", [Limits(), Limits(tpot=40 * MS), Limits(ttft=90 * MS, latency=9.0)])
 def test_the_load_of_every_plan_is_the_best_that_keeps_the_limits(objective: Any, limits: Limits) -> None:
@@ -205,7 +213,7 @@ def test_the_load_of_every_plan_is_the_best_that_keeps_the_limits(objective: Any
     asked = request(objective=objective, limits=limits)
     ranking, looked_at = rank(asked), priced_loads(asked)
     rows = by_plan(ranking.results)
-    most = {row["plan"]: row["max_concurrency"] for row in rank(request()).results.rows()}
+    most = rooms()
     assert ranking.points == sum(map(len, looked_at.values()))
     assert ranking.points > ranking.plans > len(most) * 0.9
     for label, room in most.items():
@@ -234,6 +242,14 @@ def test_a_plan_is_ranked_at_the_most_requests_that_keep_a_limit() -> None:
         assert rows[label]["tokens_per_s"] == pytest.approx(these["tokens_per_s"], rel=1e-12)
 
 
+@cache
+def median_times(model: str, gpus: int, hardware: str, options: str) -> dict[str, float]:
+    """Medians over every plan and load, without limits, in ms; the options as they print."""
+    free = price_all(request(model, gpus, hardware, **literal_eval(options))).results
+    assert free is not None
+    return {name: float(np.median(free[f"{name}_ms"])) for name in TIMES}
+
+
 @pytest.mark.parametrize("limits", [{"ttft": 1.0}, {"tpot": 1.0}, {"latency": 1.0}, {"ttft": 1.5, "tpot": 1.2}])
 @pytest.mark.parametrize(
     ("model", "gpus", "hardware", "options"),
@@ -248,9 +264,8 @@ def test_one_request_more_than_the_most_breaks_a_limit_or_does_not_fit(
     model: str, gpus: int, hardware: str, options: dict[str, Any], limits: dict[str, float]
 ) -> None:
     """Limits are medians over every plan and load without them, times a factor."""
-    free = price_all(request(model, gpus, hardware, **options)).results
-    assert free is not None
-    times = {name: float(np.median(free[f"{name}_ms"])) * factor for name, factor in limits.items()}
+    medians = median_times(model, gpus, hardware, repr(options))
+    times = {name: medians[name] * factor for name, factor in limits.items()}
     asked = request(model, gpus, hardware, limits=Limits(**{name: ms * MS for name, ms in times.items()}), **options)
     results = price_all(asked).results
     assert results is not None

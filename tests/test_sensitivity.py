@@ -157,13 +157,21 @@ def test_what_is_left_out_would_not_have_changed_anything(
 
 
 @pytest.mark.parametrize("index", range(len(CLOSE)), ids=NAMES)
-def test_many_variations_in_one_pricing_are_those_priced_one_by_one(index: int) -> None:
-    ranking = rank(CLOSE[index])
+def test_many_variations_in_one_pricing_are_those_priced_one_by_one(
+    index: int, answered: list[tuple[Ranking, Sensitivity]]
+) -> None:
+    """Together at both ends of every constant; one by one at either end, in turn over constants and questions."""
+    ranking = answered[index][0]
     field = Field.of(ranking, np.arange(min(4, len(ranking.results))))
     kinds = kernel_constants(ranking.request.hardware, field.groups[0].setting.formats)
     variations = [(constant, end) for constant in kinds for end in constant.ends()]
-    np.testing.assert_allclose(field.together(variations), field.apart(variations), rtol=0, atol=1e-11)
-    assert np.ptp(field.together(variations), axis=0).max() > 1e-6, "they make a difference"
+    ends, together = iter(range(len(variations))), field.together(variations)
+    places = [
+        own[(index + turn) % len(own)] for turn, own in enumerate([next(ends) for _ in each.ends()] for each in kinds)
+    ]
+    apart = field.apart([variations[place] for place in places])
+    np.testing.assert_allclose(together[places], apart, rtol=0, atol=1e-11)
+    assert np.ptp(together, axis=0).max() > 1e-6, "they make a difference"
 
 
 # --- the example of the tie between one node and two ----------------------------------------------------------------

@@ -192,7 +192,7 @@ def test_without_a_limit_or_a_rate_there_are_eight_chips_as_before() -> None:
 
 
 def test_what_explains_compares_launches_and_sweeps_takes_the_same_question() -> None:
-    explained = run("explain", *QUESTION)
+    explained = run("explain", *QUESTION, "--tp", "4,8", "--pp", "1")  # what it changes is sized anew each time
     assert explained.status == 0
     assert "TP8xDP5" in explained.out
     assert "40 requests/s" in explained.out
@@ -200,7 +200,8 @@ def test_what_explains_compares_launches_and_sweeps_takes_the_same_question() ->
     assert compared.status == 0
     assert "40 x h100-sxm, 32 x h200-sxm" in " ".join(compared.out.split())
     assert "--tensor-parallel-size 8" in run(*QUESTION, "--launch").out
-    done = run("sweep", "-m", "llama3-70b", "--arrival-rate", "5,10,20,40.5", "--max-tpot", "25", "--csv", "-")
+    few = ("--tp", "2,4,8", "--pp", "1,2")
+    done = run("sweep", "-m", "llama3-70b", "--arrival-rate", "5,10,20,40.5", "--max-tpot", "25", *few, "--csv", "-")
     counts = [int(row["gpus"]) for row in done.rows]
     assert counts == sorted(counts)
     assert [row["arrival_rate_per_s"] for row in done.rows] == ["5", "10", "20", "40.5"]

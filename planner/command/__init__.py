@@ -11,6 +11,8 @@ import gc
 import io
 import sys
 import traceback
+from copy import copy
+from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -133,8 +135,9 @@ def program(name: str) -> str:
     return "plan" if name == "rank" else f"plan {name}"
 
 
+@cache
 def command_of(name: str) -> Any:
-    """A command of COMMANDS as click has it: its parameters, its help, `main`."""
+    """A command of COMMANDS as click has it: its parameters, its help, `main`. Built once; not to be changed."""
     import typer  # noqa: PLC0415
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -149,6 +152,7 @@ def _call(name: str, words: list[str]) -> int:
     if "--help" in words:
         from planner.command.examples import with_examples  # noqa: PLC0415 (who asks for help is not in a hurry)
 
+        command = copy(command)
         command.epilog = with_examples(name, command.epilog)
     try:
         status = command.main(words, prog_name=program(name), standalone_mode=False)

@@ -162,7 +162,12 @@ Dp = Annotated[
     str | None, typer.Option("--dp", metavar="N,...", help="Replica counts to look at; default: as many as fit.")
 ]
 Ep = Annotated[str | None, typer.Option("--ep", metavar="N,...", help="Expert-parallel degrees.")]
-Cp = Annotated[str | None, typer.Option("--cp", metavar="N,...", help="Context-parallel degrees.")]
+Cp = Annotated[
+    str | None,
+    typer.Option(
+        "--cp", metavar="N,...", help="Context-parallel degrees: groups of tp chips that share a prompt's tokens."
+    ),
+]
 Attention = Annotated[
     str | None,
     typer.Option(
@@ -172,7 +177,12 @@ Attention = Annotated[
     ),
 ]
 PrefillAttention = Annotated[
-    str | None, typer.Option("--prefill-attention", metavar="heads|batch", help="The same in prefill.")
+    str | None,
+    typer.Option(
+        "--prefill-attention",
+        metavar="heads|batch|ring|...",
+        help="The same in prefill; with --cp ring, gather or ulysses.",
+    ),
 ]
 Ffn = Annotated[
     str | None,

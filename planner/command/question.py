@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from planner.command import options as opt
-from planner.plans.sharding import KNOWN
+from planner.plans.sharding import KNOWN, KNOWN_PREFILL
 from planner.plans.space import Filters
 from planner.request import Limits, Objective, Request
 from planner.specs.catalog import load_machine, load_model
@@ -122,7 +122,7 @@ def filters_of(
         opt.numbers(ep, "--ep"),
         opt.numbers(cp, "--cp"),
         opt.choices(attention, "--attention", KNOWN),
-        opt.choices(prefill_attention, "--prefill-attention", KNOWN),
+        opt.choices(prefill_attention, "--prefill-attention", KNOWN_PREFILL),
         opt.choices(ffn, "--ffn", FFN),
         opt.choices(prefill_ffn, "--prefill-ffn", FFN),
         tuple(part.strip().lower() for part in grid.split(",")) if grid else (),

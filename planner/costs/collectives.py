@@ -6,7 +6,6 @@ nccl-tests doc/PERFORMANCE.md for the factors, Pope et al. 2022 appendix A.1, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from planner.costs.layers import Transfer
 from planner.costs.pnorm import pnorm
+from planner.costs.teams import Groups, Team
 from planner.costs.weights import Num
 from planner.errors import InputError
 from planner.plans.placement import Placement, TorusGroup
@@ -55,14 +55,6 @@ def steps(algorithm: str, op: str, ranks: Num, domains: Num) -> tuple[Num, Num]:
     if algorithm == "two_shot":
         return 0.0, 2.0
     return 0.0, 1.0  # one shot, in-switch, direct: all ranks at once
-
-
-class Team(NamedTuple):
-    """The chips of one collective."""
-
-    ranks: int
-    box: TorusGroup | None = None
-    """On a torus, where they are a part of a tensor-parallel group; none = the best box of so many chips."""
 
 
 class Software(Protocol):
@@ -109,7 +101,7 @@ class Network(NamedTuple):
         """Seconds of one collective.
 
         Args:
-            op: all_reduce, all_gather, reduce_scatter or all_to_all.
+            op: all_reduce, all_gather, reduce_scatter, all_to_all, or send: each to the next one of its group.
             groups: ranks of each row's group.
             size: bytes of the whole buffer (see `sent_bytes`).
 
@@ -127,10 +119,13 @@ class Network(NamedTuple):
 
     def _busy(self, op: str, team: Team, size: Array) -> Array:
         """Seconds where there is something to send, else 0."""
-        if team.ranks <= 1 or not np.any(size):
+        if team.ranks <= 1 or not size.any():
             return np.zeros(size.shape)
-        level = int(self.placement.span(np.asarray(team.ranks)))
-        return self._on_level(op, level, team, size) * (size > 0)
+        if op == "send":
+            found = self.hops(size, team)
+        else:
+            found = self._on_level(op, self.placement.level_of(team.ranks * team.stride), team, size)
+        return found if size.all() else found * (size > 0)
 
     def send(self, size: Num, crossing: int) -> Array:
         """Seconds to send `size` bytes to the next stage.
@@ -142,19 +137,24 @@ class Network(NamedTuple):
         return self._on_level("send", level, Team(2), np.atleast_1d(np.asarray(size, dtype=float)))
 
     def neighbours(self, size: float, stride: int, ranks: int) -> float:
-        """Seconds in which each of `ranks` ranks, `stride` chips apart, sends `size` bytes to the next one.
+        """`hops` of one buffer over `ranks` ranks, `stride` chips apart."""
+        return float(self.hops(np.array([size], dtype=float), Team(ranks, stride=stride))[0])
 
-        Where that leaves a domain, `stride` streams (one for each group beside this one) cross its boundary at once,
+    def hops(self, size: Array, team: Team) -> Array:
+        """Seconds in which each chip of a team sends `size` bytes to the next one.
+
+        Where that leaves a domain, as many streams as there are teams beside each other cross its boundary at once,
         over all cards that it has, and none is faster than a chip's own port.
         """
-        inner = float(self.send(size, 0)[0])
-        level = int(self.placement.span(np.asarray(ranks * stride)))
+        ranks, stride = team.ranks, team.stride
+        inner = self.send(size, 0)
+        level = self.placement.level_of(ranks * stride)
         if level == 0 or self.placement.slice is not None:
             return inner
         network = self.placement.hardware.network
         below = network[level - 1].chips or 1
         share = 1.0 if network[level].nics_per_node is None else min(stride, below) / below
-        return max(inner, float(self.send(size * share, level)[0]))
+        return np.maximum(inner, self.send(size * share, level))
 
     def least(self, op: str, groups: Groups, size: Num) -> Array:
         """Seconds that the wires alone want for a collective (see `over`): no latency, every wire at its full rate.
@@ -171,24 +171,36 @@ class Network(NamedTuple):
 
     def _least(self, op: str, team: Team, size: Array) -> Array:
         network, ranks = self.placement.hardware.network, team.ranks
+        if op == "send":
+            return self._least_hop(team, size)
         if self.placement.slice:
             group = team.box or self.placement.torus_groups[ranks]
             wires = size * group.exchange if op == "all_to_all" else sent_bytes("ring", op, ranks, size) / group.wires
             return np.asarray(wires / network[0].link)
-        level = int(self.placement.span(np.asarray(ranks)))
-        inside = min(ranks, network[0].chips or ranks) if level else ranks
+        level = self.placement.level_of(ranks * team.stride)
+        inside = min(ranks, max(1, (network[0].chips or ranks) // team.stride)) if level else ranks
         slowest = self._fewest_bytes(op, 0, inside, size) / self._port(inside) if inside > 1 else 0.0 * size
         if level and op != "all_reduce":
             slowest = 0.0 * size  # what stays in a node depends on the algorithm
         for here in range(1, level + 1):
-            share, fewest = self._share(here), self._fewest(here, ranks)
+            share, fewest = self._share(here), self._fewest(here, team)
             rate = network[here].link * (1.0 if share is None else share)
             if op == "all_to_all":
                 slowest = np.maximum(slowest, size * (ranks - fewest) / ranks / rate)
             else:
-                leaves = self._fewest_bytes(op, here, self._domains(here, ranks), size)
+                leaves = self._fewest_bytes(op, here, self._domains(here, team), size)
                 slowest = np.maximum(slowest, leaves / (rate * fewest))
         return slowest
+
+    def _least_hop(self, team: Team, size: Array) -> Array:
+        """The least of `hops`: every stream over its share of the wires, no faster than a port."""
+        least, network = self.least_send(size, 0), self.placement.hardware.network
+        level = self.placement.level_of(team.ranks * team.stride)
+        if level == 0 or self.placement.slice is not None:
+            return least
+        below = network[level - 1].chips or 1
+        share = 1.0 if network[level].nics_per_node is None else min(team.stride, below) / below
+        return np.maximum(least, self.least_send(size * share, level))
 
     def _fewest_bytes(self, op: str, level: int, ranks: int, size: Array) -> Array:
         """Bytes that one rank must send on a level.
@@ -273,13 +285,13 @@ class Network(NamedTuple):
             return self._torus(row, team, size)
         if row.algorithm == "torus_by_axis":
             return self._by_axis(row, team, size)
-        domains = self._domains(level, ranks)
+        domains = self._domains(level, team)
         if row.algorithm == "hierarchical":
-            return self._hierarchical(row, level, ranks, domains, size)
+            return self._hierarchical(row, level, team, domains, size)
         latency, fraction, p = _constants(row, ranks, domains)
-        return np.asarray(pnorm([latency, self._wire(row, level, ranks, size, fraction)], p))
+        return np.asarray(pnorm([latency, self._wire(row, level, team, size, fraction)], p))
 
-    def _wire(self, row: CollectiveKernel, level: int, ranks: int, size: Array, fraction: float) -> Array:
+    def _wire(self, row: CollectiveKernel, level: int, team: Team, size: Array, fraction: float) -> Array:
         """Seconds of the slowest wire: a chip's port inside its domain, or what joins the domains of a level.
 
         A level with `nics_per_node` joins them by network cards, each chip's share its own. A ring or tree runs as
@@ -287,17 +299,18 @@ class Network(NamedTuple):
         other one, what leaves the node goes over the rank's own share. Without `nics_per_node` a level is the
         textbook's: one link, which carries all that a rank sends.
         """
+        ranks = team.ranks
         sent = sent_bytes(row.algorithm, row.op, ranks, size)
         if level == 0:
             return np.asarray(sent / (self._port(ranks) * fraction))
         pairwise = row.algorithm in ("direct", "one_shot", "two_shot") and row.op != "send"
-        full = self.placement.hardware.network[0].chips or 1
+        full = max(1, (self.placement.hardware.network[0].chips or 1) // team.stride)  # of this team in a whole domain
         slowest = 0.0 * sent
         if row.op != "send" and full > 1:
             stays = (full - 1) / (ranks - 1) if pairwise else 1.0
             slowest = sent * stays / (self._port(full) * self._inside_fraction(row, full))
         for here in range(1, level + 1):
-            fewest = self._fewest(here, ranks)
+            fewest = self._fewest(here, team)
             share = self._share(here)
             part, rate = sent, self.placement.hardware.network[here].link
             if share is not None and row.algorithm in ("ring", "tree"):
@@ -314,22 +327,22 @@ class Network(NamedTuple):
         below = hardware.collective(row.kernel, row.op, hardware.network[0].name)
         return max((_constants(each, ranks, ranks)[1] for each in below), default=row.bandwidth_fraction)
 
-    def _hierarchical(self, row: CollectiveKernel, level: int, ranks: int, domains: int, size: Array) -> Array:
+    def _hierarchical(self, row: CollectiveKernel, level: int, team: Team, domains: int, size: Array) -> Array:
         """All-reduce in three phases: reduce-scatter inside, all-reduce of the shards across, all-gather inside.
 
         They follow one another, or, where the row is `pipelined`, run at once on chunks of the buffer, so that the
         slower of inside and across counts; a switch that reduces then does the inside in one. A group that leaves a
         domain part full cannot run so and costs infinity here.
         """
-        network = self.placement.hardware.network
-        if ranks % (network[level - 1].chips or 1):
+        network, ranks = self.placement.hardware.network, team.ranks
+        if ranks * team.stride % (network[level - 1].chips or 1):
             return np.full(size.shape, np.inf)
         inside = ranks // domains
         phases = np.zeros(size.shape)
         if inside > 1:
-            phases = self._on_level("reduce_scatter", level - 1, Team(inside), size) + self._on_level(
-                "all_gather", level - 1, Team(inside), size
-            )
+            within = Team(inside, stride=team.stride)
+            phases = self._on_level("reduce_scatter", level - 1, within, size)
+            phases = phases + self._on_level("all_gather", level - 1, within, size)
         sent = sent_bytes("ring", "all_reduce", domains, size / inside)
         latency = (row.base_us + steps("ring", "all_reduce", domains, domains)[1] * (row.hop_us or 0.0)) * US
         share = self._share(level)
@@ -338,7 +351,7 @@ class Network(NamedTuple):
             return np.asarray(phases + pnorm([latency, across], row.p))
         in_one = self.placement.hardware.collective(row.kernel, "all_reduce", network[level - 1].name)
         if in_one and inside > 1:
-            phases = np.minimum(phases, self._cheapest(list(in_one), level - 1, Team(inside), size))
+            phases = np.minimum(phases, self._cheapest(list(in_one), level - 1, within, size))
         return np.asarray(pnorm([latency, np.maximum(phases, across)], row.p))
 
     def _torus(self, row: CollectiveKernel, team: Team, size: Array) -> Array:
@@ -377,15 +390,15 @@ class Network(NamedTuple):
             time += pnorm([latency, per_wire / bandwidth], row.p)
         return time
 
-    def _domains(self, level: int, ranks: int) -> int:
-        """Domains of the level below that a group spans; on the innermost level each chip is one."""
+    def _domains(self, level: int, team: Team) -> int:
+        """Domains of the level below that a team spans; on the innermost level each chip is one."""
         below = self.placement.hardware.network[level - 1].chips if level else 1
-        return -(-ranks // (below or 1))
+        return min(team.ranks, -(-team.ranks * team.stride // (below or 1)))
 
-    def _fewest(self, level: int, ranks: int) -> int:
-        """Members of a contiguous group in the domain of the level below that holds the fewest: 8 + 4 has 4."""
-        below = self.placement.hardware.network[level - 1].chips or 1
-        return min(ranks, ranks % below or below)
+    def _fewest(self, level: int, team: Team) -> int:
+        """Members of a team in the domain of the level below that holds the fewest: 8 + 4 chips side by side has 4."""
+        below = max(1, (self.placement.hardware.network[level - 1].chips or 1) // team.stride)
+        return min(team.ranks, team.ranks % below or below)
 
     def _share(self, level: int) -> float | None:
         """Network cards of a level for each chip of the domains below, all of which communicate; none = no cards."""
@@ -399,46 +412,9 @@ class Network(NamedTuple):
         return here.link * (ranks - 1) if here.kind == "mesh" else here.link
 
 
-class Groups(NamedTuple):
-    """Rows by the chips of their group: (team, indices of the rows)."""
-
-    total: int
-    rows: tuple[tuple[Team, NDArray[np.intp]], ...]
-
-    @classmethod
-    def of(cls, ranks: NDArray[np.int_]) -> Groups:
-        """The groups of an array of sizes."""
-        sizes = np.flatnonzero(np.bincount(ranks))
-        return cls(len(ranks), tuple((Team(int(size)), np.flatnonzero(ranks == size)) for size in sizes))
-
-    @classmethod
-    def along(cls, placement: Placement, axes: str, sizes: Sequence[NDArray[np.int_]]) -> Groups:
-        """The groups along some axes of grids.
-
-        Args:
-            placement: the machine.
-            axes: some of x, y and z.
-            sizes: X, Y and Z of each row's grid, which the machine has.
-
-        Raises:
-            InputError: a grid that its chips cannot be read as.
-        """
-        grids, which = np.unique(np.stack(sizes), axis=1, return_inverse=True)
-        rows = []
-        for index, (x, y, z) in enumerate(grids.T.tolist()):
-            mesh = placement.mesh((x, y, z))
-            if mesh is None:
-                raise InputError(f"grid {x}x{y}x{z}: {x * y * z} chips of {placement.hardware.name} cannot be read so")
-            rows.append((Team(mesh.ranks(axes), mesh.box(axes)), np.flatnonzero(which.ravel() == index)))
-        return cls(len(sizes[0]), tuple(rows))
-
-    @property
-    def ranks(self) -> NDArray[np.int_]:
-        """Chips of each row's group."""
-        found = np.ones(self.total, dtype=int)
-        for team, rows in self.rows:
-            found[rows] = team.ranks
-        return found
+_CONSTANTS: dict[tuple[int, int, int], tuple[CollectiveKernel, tuple[float, float, float]]] = {}
+"""Constants by (id of the row, ranks, domains) with the row, so that the id stays its own: they are asked for often."""
+_MOST_CONSTANTS = 10_000
 
 
 def _constants(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, float, float]:
@@ -446,6 +422,15 @@ def _constants(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, 
 
     Measured rows are interpolated between group sizes; beyond the largest the latency goes on at its last slope.
     """
+    key = (id(row), ranks, domains)
+    if key not in _CONSTANTS:
+        if len(_CONSTANTS) >= _MOST_CONSTANTS:  # a fit tries many rows
+            _CONSTANTS.clear()
+        _CONSTANTS[key] = row, _interpolated(row, ranks, domains)
+    return _CONSTANTS[key][1]
+
+
+def _interpolated(row: CollectiveKernel, ranks: int, domains: int) -> tuple[float, float, float]:
     if row.ranks:
         sizes = sorted(row.ranks)
         latency, fraction, p = (

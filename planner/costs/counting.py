@@ -7,6 +7,7 @@ put together, with the collectives that stand between them.
 from __future__ import annotations
 
 from planner.costs import layers, layouts
+from planner.costs.context import context_operations, context_transfers, part_of
 from planner.costs.experts import Spread, expert_operations, expert_transfers, with_expert_width
 from planner.costs.latent import latent_operations
 from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer
@@ -38,6 +39,11 @@ def count(
         spread: of the experts, in a layer that has them; none = a layer with a dense FFN.
         nodes: innermost domains of the network that the group spans.
     """
+    if structure.context:
+        own = part_of(work, shard.attention_dp)
+        operations = context_operations(model, shard, work, formats, structure, engine.memory.latent_copies)
+        transfers = context_transfers(model, shard, work, formats, structure)
+        return _with_ffn(model, engine, shard, work, own, formats, structure, spread, nodes, operations, transfers)
     if spread is None and model.attention.latent is None and not structure.own_ffn:
         return layouts.count(model, engine, shard, work, formats, structure)
     own = work.divided(shard.attention_dp) if structure.attention == "data" else work
@@ -51,6 +57,23 @@ def count(
         operations.append(layers.norm_operation(model, own, formats))
     together = spread is None and not structure.own_ffn
     transfers = layers.attention_transfers(model, shard, work, structure, formats, ffn=together)
+    return _with_ffn(model, engine, shard, work, own, formats, structure, spread, nodes, operations, transfers)
+
+
+def _with_ffn(
+    model: Model,
+    engine: Engine,
+    shard: Shard,
+    work: Pass,
+    own: Pass,
+    formats: Formats,
+    structure: Structure,
+    spread: Spread | None,
+    nodes: Num,
+    operations: list[Operation],
+    transfers: list[Transfer],
+) -> tuple[list[Operation], list[Transfer]]:
+    """Attention's operations and transfers with those of the FFN and of the ends; `own` is what a group has of all."""
     if spread is None and structure.own_ffn:
         operations += layers.ffn_operations(model, shard, own, formats)
         reduced = own.tokens * model.hidden * ACT

@@ -18,7 +18,7 @@ from planner.specs.engine import Engine
 from planner.specs.hardware import CollectiveOp
 from planner.specs.model import Model
 
-_LSE = 4.0
+LSE = 4.0
 """Bytes of a head's logarithm of its sum of exponentials."""
 Kind = Literal[
     "gemm",
@@ -30,6 +30,9 @@ Kind = Literal[
     "elementwise",
 ]
 Place = Literal["layer", "first", "last"]
+Cached = Literal["batch", "sequence", "heads"]
+"""What a group of context parallelism keeps of the cache: whole requests, a part of every request's tokens, or some
+heads of all."""
 
 
 class Operation(NamedTuple):
@@ -40,7 +43,7 @@ class Operation(NamedTuple):
     dtype: str
     """The arithmetic it runs in."""
     place: Place = "layer"
-    times: float = 1
+    times: Num = 1
     flops: Num = 0.0
     weight_bytes: Num = 0.0
     activation_bytes: Num = 0.0
@@ -63,11 +66,15 @@ class Transfer(NamedTuple):
     op: CollectiveOp
     bytes: Num
     place: Place = "layer"
-    times: float = 1
+    times: Num = 1
     axes: str = "xyz"
-    """Of the group, those whose chips take part: all, or a plane or a line of its grid (`plans.placement.Mesh`)."""
+    """Of the group, those whose chips take part: all, or a plane or a line of its grid (`plans.placement.Mesh`); or
+    `heads`, `sequence`, `context`: what divides attention."""
     kernel: str = ""
     """The kernel of hardware files that runs it where they have it; "" = one by the engine's rules."""
+    behind: tuple[str, ...] = ()
+    """Operations that run at the same time, with `beside` of their time; only what lasts longer is waited for."""
+    beside: Num = 0.0
 
 
 class Pass(NamedTuple):
@@ -158,6 +165,10 @@ class Structure(NamedTuple):
     """Whether groups of data-parallel attention run dense FFNs for their own tokens."""
     sequence: bool = False
     """Whether a request's cache lies on several ranks by tokens while it decodes."""
+    context: str = ""
+    """How groups of context parallelism share a prompt's attention (`plans.sharding.ALONG`); "" = there is one."""
+    cached: Cached = "batch"
+    """... and where they leave its cache."""
 
 
 def causal_pairs(tokens: Num, window: int | None = None) -> Num:
@@ -421,7 +432,7 @@ def _along_sequence(model: Model, shard: Shard, work: Pass, structure: Structure
     token = 2 * dh * shard.kv_heads if latent is None else latent.cached
     transfers = [
         Transfer("queries along the sequence", "all_gather", rows * gathered * query * ACT, axes="sequence"),
-        Transfer("partial outputs", "all_to_all", rows * gathered * (value * ACT + _LSE), axes="sequence"),
+        Transfer("partial outputs", "all_to_all", rows * gathered * (value * ACT + LSE), axes="sequence"),
     ]
     if latent is None and np.any(shard.cache_heads > shard.kv_heads):
         # ranks that compute different KV heads keep different tokens of them all

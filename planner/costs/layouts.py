@@ -148,9 +148,12 @@ def used_elements(model: Model, shard: Shard, split: Split) -> Num:
     return model.hidden / split.x * (wide.qkv + wide.queries + (model.ffn.inputs + 1) * wide.hidden)
 
 
-def resting_bytes(model: Model, tp: Num, work: Pass, structure: Structure) -> Num:
-    """Bytes of a pass's tokens on a rank between two layers: in layout 1d every rank has all of them, else a part."""
-    every = work.tokens * model.hidden * ACT
+def resting_bytes(model: Model, tp: Num, work: Pass, structure: Structure, cp: Num = 1.0) -> Num:
+    """Bytes of a pass's tokens on a rank between two layers: in layout 1d every rank has all of them, else a part.
+
+    Of context parallelism's groups each has its own.
+    """
+    every = work.tokens / cp * model.hidden * ACT
     return every if layout_of(work, structure) == "1d" else every / tp
 
 

@@ -182,6 +182,8 @@ def room(
         )
     )
     by_heads = structure.attention != "batch"
+    if structure.context:
+        shard = cached_share(model, shard, structure)
     window, extra = kept_window(model, engine)
     return Room(
         weights=(first, middle, last),
@@ -190,12 +192,33 @@ def room(
         other=_other(model, engine, shard, stages, formats, gathered_bytes(model, shard, formats, structure)),
         runtime=_by_ranks(engine.memory.inside_gib, shard.tp),
         outside=_by_ranks(engine.memory.outside_gib, shard.tp),
-        holders=shard.tp / shard.attention_tp if by_heads else shard.tp,
+        holders=_holders(shard, structure),
         limit=budget.limit,
         block=engine.scheduler.block_tokens,
         window=window,
         window_extra=extra,
     )
+
+
+def cached_share(model: Model, shard: Shard, structure: Structure) -> Shard:
+    """The shard with what a chip keeps of the cache where groups of context parallelism leave it.
+
+    Whole requests of its group; a part of every request's tokens; or some of the heads of all.
+    """
+    if structure.cached == "sequence":
+        return shard._replace(sequence=shard.attention_dp)
+    if structure.cached == "heads":
+        return shard._replace(cache_heads=np.maximum(1.0, np.ceil(model.attention.kv_heads / shard.tp)))
+    return shard
+
+
+def _holders(shard: Shard, structure: Structure) -> Num:
+    """Groups of chips of a stage that share out the requests."""
+    if structure.attention == "batch":
+        return shard.tp
+    if structure.context and structure.cached != "batch":
+        return np.ones_like(np.asarray(shard.tp, dtype=float))
+    return shard.tp / shard.attention_tp
 
 
 def _pages(

@@ -147,4 +147,5 @@ def price_operation(hardware: Hardware, operation: Operation) -> Parts:
     parts = Parts(
         compute=shares[1] if constants.compute_fraction is not None else 0.0, memory=shares[0], overhead=overhead
     )
-    return parts if operation.times == 1 else parts * operation.times
+    alone = isinstance(operation.times, (int, float)) and operation.times == 1
+    return parts if alone else parts * operation.times

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.layers import Structure
+from planner.costs.layers import Cached, Structure
 from planner.costs.weights import Num
 from planner.plans.plan import Plan
-from planner.plans.sharding import WORDS
+from planner.plans.sharding import WORDS, Sharding
 
 Array = NDArray[np.float64]
 
@@ -19,13 +19,16 @@ Array = NDArray[np.float64]
 def structure_of(plan: Plan) -> Structure:
     """What decides a plan's list of operations."""
     parts = plan.sharding
+    if plan.cp > 1:
+        cached: Cached = "heads" if plan.attention in WORDS else "sequence" if parts.sequence > 1 else "batch"
+        return Structure("data", "data", own_ffn=True, context=plan.prefill_attention, cached=cached)
     attention = "data" if parts.batch > 1 else "batch" if plan.attention == "batch" else "heads"
     prefill = plan.prefill_attention if plan.prefill_attention in WORDS else attention
     own = parts.batch > 1 and plan.ep > 1
     return Structure(attention, prefill, plan.ffn, plan.prefill_ffn, own, parts.sequence > 1)
 
 
-PLAN_COLUMNS = ("tp", "pp", "dp", "x", "y", "attention_dp", "sequence", "ep")
+PLAN_COLUMNS = ("tp", "pp", "dp", "x", "y", "attention_dp", "sequence", "ep", "cp")
 """Columns of `Rows` that a plan decides."""
 
 
@@ -51,6 +54,8 @@ class Rows(NamedTuple):
     """Ranks that share a request's cache by tokens while it decodes."""
     ep: Array
     """Ranks over which whole experts are divided."""
+    cp: Array
+    """Groups of tp chips that share the tokens of a pass; 1 = no context parallelism."""
     spec_tokens: Array
     """Tokens drafted a step and request; 0 = none."""
     spec_accept: Array
@@ -65,6 +70,7 @@ class Rows(NamedTuple):
         columns.setdefault("attention_dp", 1.0)
         columns.setdefault("sequence", 1.0)
         columns.setdefault("ep", 1.0)
+        columns.setdefault("cp", 1.0)
         columns.setdefault("y", columns["tp"])
         arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(columns[name], dtype=float)) for name in cls._fields))
         return cls(*arrays)
@@ -72,11 +78,16 @@ class Rows(NamedTuple):
     @classmethod
     def of_plans(cls, plans: Sequence[Plan], **columns: Num) -> Rows:
         """Rows of plans, one each (or one for all), with the other columns of `of`."""
-        degrees = {name: np.array([getattr(plan, name) for plan in plans]) for name in ("tp", "pp", "dp", "ep")}
+        degrees = {name: np.array([getattr(plan, name) for plan in plans]) for name in ("tp", "pp", "dp", "ep", "cp")}
         x, y = (np.array([plan.axes[axis] for plan in plans]) for axis in (0, 1))
-        parts = [plan.sharding for plan in plans]
+        parts = [plan.sharding if plan.cp == 1 else Sharding(plan.tp) for plan in plans]  # `cp` says the rest
         groups, along = (np.array([getattr(part, name) for part in parts]) for name in ("batch", "sequence"))
         return cls.of(**degrees, x=x, y=y, attention_dp=groups, sequence=along, **columns)
+
+    @property
+    def width(self) -> Array:
+        """Chips of one pipeline stage."""
+        return self.tp * self.cp
 
     @property
     def length(self) -> int:

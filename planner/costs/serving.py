@@ -267,7 +267,7 @@ def replica_of(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
         Network(setting.placement, setting.engine),
         setting.formats,
         setting.structure,
-        rows.tp.astype(int),
+        rows.width.astype(int),
         rows.pp.astype(int),
         rows.dp.astype(int),
         itemised,
@@ -276,6 +276,7 @@ def replica_of(setting: Setting, rows: Rows, itemised: bool = False) -> Replica:
         rows.attention_dp.astype(int),
         rows.sequence.astype(int),
         rows.ep.astype(int),
+        rows.cp.astype(int),
     )
     if setting.drafting is None:
         return replica
@@ -322,7 +323,7 @@ def _price_block(
     residence = ttft.total + (rows.osl - 1) * tpot.total
     latency = ttft.total + (rows.osl - 1) * np.where(answers, tpot.total, 0.0)
 
-    chips = rows.tp * rows.pp
+    chips = rows.width * rows.pp
     peak = setting.hardware.chip.peak(setting.formats.compute)
     useful = 2 * matmul_parameters(setting.model)
     empty = np.where(runs, 1.0, np.nan)

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.collectives import Groups, Network
+from planner.costs.collectives import Network
 from planner.costs.counting import count
 from planner.costs.experts import Spread
 from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer
 from planner.costs.layouts import resting_bytes
 from planner.costs.roofline import Parts, price_operation, resources
+from planner.costs.teams import Groups
 from planner.costs.terms import Terms, Work
 from planner.costs.weights import Num, Shard, Stages, Trio, stage_layers
 from planner.specs.engine import Engine, Exchange
@@ -47,6 +48,8 @@ class Replica:
     """Groups with requests of their own, and ranks that share a request's cache by tokens; none = 1."""
     ep: NDArray[np.int_] | None = None
     """Ranks over which whole experts are divided; none = 1."""
+    cp: NDArray[np.int_] | None = None
+    """Groups that share the tokens of a pass, of `tp` ranks in all; none = 1."""
 
     def term(self, name: str, parts: Parts, work: Callable[[], Work] = Work) -> Parts:
         """Parts that are one item, with its work where anybody asks."""
@@ -59,8 +62,10 @@ class Replica:
     def groups(self, axes: str) -> Groups:
         """Rows by the chips along these axes of their tensor-parallel group; xyz is the whole of it."""
         if axes == "heads" and axes not in self._groups:
-            over = self.tp if self.attention_dp is None else self.tp // self.attention_dp
-            self._groups[axes] = Groups.of(over)
+            self._groups[axes] = Groups.of(self.tp // self.own_groups)
+        if axes == "context" and axes not in self._groups:
+            ways = np.ones_like(self.tp) if self.cp is None else self.cp
+            self._groups[axes] = Groups.of(ways, self.tp // ways)
         if axes == "sequence" and axes not in self._groups:
             self._groups[axes] = Groups.of(np.ones_like(self.tp) if self.sequence is None else self.sequence)
         if axes not in self._groups:
@@ -77,17 +82,22 @@ class Replica:
     def shard(self) -> Shard:
         """The fullest rank's share of the tensors."""
         x, y, _ = self._grids
-        dp, parts = (1 if ways is None else ways for ways in (self.attention_dp, self.sequence))
+        all_ways = (self.attention_dp, self.sequence, self.ep, self.cp)
+        dp, parts, ep, cp = (1 if ways is None else ways for ways in all_ways)
         stored = self.formats.weights.name
-        ep = 1 if self.ep is None else self.ep
-        return Shard.for_engine(self.model, self.engine, stored, self.tp, dp, x, y, parts, ep)
+        return Shard.for_engine(self.model, self.engine, stored, self.tp, dp, x, y, parts, ep, cp)
+
+    @property
+    def own_groups(self) -> NDArray[np.int_]:
+        """Groups of ranks with projections of their own."""
+        one = np.ones_like(self.tp)
+        return one * (1 if self.attention_dp is None else self.attention_dp) * (1 if self.cp is None else self.cp)
 
     @cached_property
     def spread(self) -> Spread:
         """How the group's ranks share the experts."""
         ep, exchange = (1 if self.ep is None else self.ep), self.engine.exchange or Exchange()
-        groups = 1 if self.attention_dp is None else self.attention_dp
-        return Spread(ep, self.tp / ep, groups, exchange.redundant, exchange.imbalance)
+        return Spread(ep, self.tp / ep, self.own_groups, exchange.redundant, exchange.imbalance)
 
     @cached_property
     def nodes(self) -> NDArray[np.int_]:
@@ -136,7 +146,7 @@ def pass_time(replica: Replica, work: Pass) -> PassTime:
     stages = replica.stages
     layer, first, last = _segments(replica, work)
     own = replica.engine.host
-    groups = 1 if replica.attention_dp is None else replica.attention_dp  # each has a scheduler of its own
+    groups = 1 if replica.attention_dp is None else replica.attention_dp  # each schedules for itself
     seconds = (own.step_us + own.per_sequence_us * work.requests / groups) * US
     host = replica.term("host", Parts(overhead=seconds * np.ones_like(stages.pp)))
     alone = stages.pp == 1
@@ -170,15 +180,24 @@ def _segments(replica: Replica, work: Pass) -> tuple[_Layers, Parts, Parts]:
     for index, (experts, counts) in enumerate(replica.layer_counts):
         operations, transfers = replica.count(work, experts)
         layer = Parts()
+        hiding = {name for transfer in transfers for name in transfer.behind}
+        lasting: dict[str, Num] = {}
         for operation in operations:
             if operation.place == "layer":
-                layer += priced(replica, operation)
+                parts = priced(replica, operation)
+                layer += parts
+                if operation.name in hiding:
+                    lasting[operation.name] = parts.total
             elif index == 0:  # the ends are counted with each kind of layer, and are there once
                 ends[operation.place] += priced(replica, operation)
         for transfer in transfers:
             if transfer.place != "layer" and index > 0:
                 continue
-            parts = Parts(network=replica.network.price(transfer, replica.groups(transfer.axes)))
+            seconds = replica.network.price(transfer, replica.groups(transfer.axes))
+            if transfer.behind:
+                meanwhile: Num = sum(lasting[name] for name in transfer.behind)
+                seconds = np.maximum(0.0, seconds - transfer.beside * meanwhile)
+            parts = Parts(network=seconds)
             parts = replica.term(transfer.name, parts, partial(_traffic, replica, transfer))
             if transfer.place == "layer":
                 layer += parts
@@ -265,7 +284,8 @@ def _settle(hardware: Hardware, stage: Parts) -> Parts:
 
 def _sends(replica: Replica, work: Pass) -> Parts:
     """Seconds of handing the activations on, from stage to stage."""
-    size, network = resting_bytes(replica.model, replica.tp, work, replica.structure), replica.network
+    ways: Num = 1 if replica.cp is None else replica.cp
+    size, network = resting_bytes(replica.model, replica.tp, work, replica.structure, ways), replica.network
     boundaries = list(_boundaries(replica))
     time: Num = 0.0
     for count_here, level in boundaries:

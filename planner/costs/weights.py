@@ -48,7 +48,7 @@ class Shard(NamedTuple):
 
     @property
     def attention_dp(self) -> Num:
-        """Groups of ranks with requests of their own."""
+        """Groups of ranks with projections of their own: for their own requests, or (cp) for parts of all."""
         return self.tp / self.attention_tp
 
     @property
@@ -69,20 +69,22 @@ class Shard(NamedTuple):
         head_padding: bool = False,
         sequence: Num = 1.0,
         ep: Num = 1.0,
+        cp: Num = 1.0,
     ) -> Shard:
         """The fullest rank's share under tensor parallelism of degree `tp`.
 
         KV heads and their projections are replicated once tp exceeds their number; the vocabulary is padded to
         `vocabulary_multiple` and then to the ranks, an expert's width on a rank to `expert_multiple`. Query heads
         and the hidden width divide by rule (`plans.rules`). With `attention_dp` the group's ranks form so many
-        smaller ones, each with all heads of its own requests and the whole vocabulary.
+        smaller ones, each with all heads of its own requests and the whole vocabulary. With context parallelism `tp`
+        are all ranks of a stage, of which each of cp groups has all projections and the whole vocabulary.
 
         Where X divides the model's width the heads' columns are stored over the other YZ ranks; attention over heads
         divides them over all. With `head_padding` they are padded to all ranks if no more than half as many again are
         empty then; else to those YZ, where X then divides a head's columns.
         """
         tp = np.asarray(tp, dtype=float)
-        over = tp / attention_dp
+        over = tp / attention_dp / cp
         heads = np.ceil(model.attention.heads / over)
         stored, stored_kv = heads, np.maximum(1.0, np.ceil(model.attention.kv_heads / over))
         if np.any(np.asarray(x) > 1):
@@ -91,7 +93,8 @@ class Shard(NamedTuple):
             stored = np.where(fits, heads * x, np.ceil(model.attention.heads / ways))
             heads = np.ceil(stored / x)
             stored_kv = np.maximum(1.0, np.ceil(model.attention.kv_heads / ways))
-        ffn_tp = np.where((np.asarray(ep) > 1) & (np.asarray(attention_dp) > 1), over, tp)
+        own = (np.asarray(ep) > 1) & (np.asarray(attention_dp) > 1) | (np.asarray(cp) > 1)
+        ffn_tp = np.where(own, over, tp)
         expert = 0.0 if model.experts is None else np.ceil(model.experts.hidden / tp)
         padded = -(-model.vocab // vocabulary_multiple) * vocabulary_multiple
         sizes = cls(
@@ -127,6 +130,7 @@ class Shard(NamedTuple):
         y: Num = 1.0,
         sequence: Num = 1.0,
         ep: Num = 1.0,
+        cp: Num = 1.0,
     ) -> Shard:
         """A rank's share with the padding that an engine adds for weights of this dtype."""
         expert_multiple = engine.memory.expert_multiple.get(weights, 1)
@@ -141,6 +145,7 @@ class Shard(NamedTuple):
             engine.head_padding,
             sequence,
             ep,
+            cp,
         )
 
 

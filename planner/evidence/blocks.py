@@ -15,7 +15,7 @@ from planner.costs.latent import latent_operations
 from planner.costs.layers import Formats, Operation, Pass, Structure, causal_pairs
 from planner.costs.roofline import price_operation
 from planner.costs.weights import Shard
-from planner.evidence.comparison import Comparison
+from planner.evidence.comparison import Comparison, once
 from planner.evidence.primitives import UNSEEN, Row, Run, runs
 from planner.specs.catalog import load_model
 from planner.specs.dtypes import WEIGHTS
@@ -72,6 +72,7 @@ def blocks() -> list[Block]:
     return found
 
 
+@once
 def comparisons() -> list[Comparison]:
     """Every measured block beside the model's price of it, in microseconds."""
     found = []

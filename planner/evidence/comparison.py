@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
+
+Arguments = ParamSpec("Arguments")
+Item = TypeVar("Item")
+
+
+def once(function: Callable[Arguments, list[Item]]) -> Callable[Arguments, list[Item]]:
+    """A function whose answer without arguments is kept: the measurements that come with the package do not change.
+
+    Every caller gets a list of its own.
+    """
+    kept: list[list[Item]] = []
+
+    @wraps(function)
+    def asked(*args: Arguments.args, **options: Arguments.kwargs) -> list[Item]:
+        if args or options:
+            return function(*args, **options)
+        if not kept:
+            kept.append(function(*args, **options))
+        return list(kept[0])
+
+    return asked
 
 
 class Comparison(NamedTuple):

@@ -20,7 +20,7 @@ from planner.diffusion.pricing import Setting, latency_of
 from planner.diffusion.ranking import Priced, Request, priced_or_refused
 from planner.diffusion.rules import Filters, splits
 from planner.errors import InputError
-from planner.evidence.comparison import Comparison
+from planner.evidence.comparison import Comparison, once
 from planner.plans.placement import Placement
 from planner.specs.catalog import load_hardware, load_sampler
 from planner.specs.measurements import measured_diffusion, measurements
@@ -86,6 +86,7 @@ def seconds(row: Row, label: str) -> float:
     return min(each.total - without * (each.text + each.vae) for each in found)
 
 
+@once
 def comparisons(rows: Iterable[Row] | None = None) -> list[Comparison]:
     """Speed-ups over one chip of all rows, and seconds of those that state them."""
     table = list(measurements("diffusion") if rows is None else rows)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from planner.costs.memory import Budget
-from planner.evidence.comparison import Comparison
+from planner.evidence.comparison import Comparison, once
 from planner.plans.plan import Plan
 from planner.specs.catalog import load_engine
 from planner.specs.measurements import measured_model, measurements
@@ -82,6 +82,7 @@ def start_of(row: Row) -> Start | None:
                     context=context)  # fmt: skip
 
 
+@once
 def comparisons(rows: Iterable[Row] | None = None) -> list[Comparison]:
     """Every quantity that a case states and the model predicts."""
     found = []
@@ -103,6 +104,7 @@ def comparisons(rows: Iterable[Row] | None = None) -> list[Comparison]:
     return found
 
 
+@once
 def verdicts(rows: Iterable[Row] | None = None) -> list[Verdict]:
     """Every case whose model and split are known: does it start?"""
     found = []

@@ -18,7 +18,7 @@ from planner.costs.collectives import Network
 from planner.costs.latent import absorbed, latent_decode, latent_prefill
 from planner.costs.layers import Kind, Operation, causal_pairs
 from planner.costs.roofline import price_operation
-from planner.evidence.comparison import Comparison
+from planner.evidence.comparison import Comparison, once
 from planner.plans.placement import Placement
 from planner.specs.catalog import load_hardware, load_machine
 from planner.specs.dtypes import ACTIVATION_BYTES as ACT
@@ -148,6 +148,7 @@ class Transfers(NamedTuple):
         return network.seconds(self.op, self.ranks, self.sizes)
 
 
+@once
 def comparisons() -> list[Comparison]:
     """Every measured row that is evidence, beside the model's price of it, in microseconds."""
     found: list[Comparison] = []

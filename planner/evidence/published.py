@@ -17,12 +17,13 @@ constants were free; residuals there are mean errors on all rows of the engine a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 from zlib import crc32
 
 from planner.errors import InputError
 from planner.estimating import estimate_points
-from planner.evidence.comparison import Comparison
+from planner.evidence.comparison import Comparison, once
 from planner.plans.plan import Plan
 from planner.specs.catalog import MODELS, names
 from planner.specs.measurements import FOLDER, measurements
@@ -97,6 +98,7 @@ def part(row: Row) -> str:
     return "fitted" if even else "unseen"
 
 
+@once
 def comparisons(rows: Iterable[Row] | None = None) -> list[Comparison]:
     """Every published figure beside the model's, in the order of the table.
 
@@ -135,6 +137,7 @@ def comparisons(rows: Iterable[Row] | None = None) -> list[Comparison]:
     return found
 
 
+@cache
 def model_option(name: str) -> str:
     """What names a model to the planner: the catalogue's name, or the file that stands beside the measurements."""
     return name if name in names(MODELS) else str(FOLDER / "models" / f"{name}.yaml")

@@ -17,7 +17,7 @@ import numpy as np
 from planner.costs.roofline import BOUNDS
 from planner.errors import InputError
 from planner.estimating import estimate_points
-from planner.evidence.comparison import Comparison
+from planner.evidence.comparison import Comparison, once
 from planner.evidence.published import LOWER_IS_BETTER, Row, comparisons, model_option
 from planner.results import Results
 from planner.specs.measurements import measurements
@@ -76,6 +76,7 @@ class Pair(NamedTuple):
         return self.predicted > 1
 
 
+@once
 def reports(rows: Iterable[Row] | None = None) -> list[Report]:
     """Every report that is priced, in the order of the table.
 
@@ -99,11 +100,12 @@ def unpriced(rows: Iterable[Row] | None = None) -> list[Unpriced]:
     return [Unpriced(row["report"], _what(row), row["reason"], row["source"]) for row in table if row["reason"]]
 
 
+@once
 def pairs(apart: float = APART, rows: Iterable[Row] | None = None) -> list[Pair]:
     """Every two plans of one published condition whose figures differ by more than a share of `apart`."""
     table = list(measurements("published") if rows is None else rows)
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
-    for row, found in zip(table, comparisons(table), strict=True):
+    for row, found in zip(table, comparisons() if rows is None else comparisons(table), strict=True):
         if row["ranking_group"]:
             groups.setdefault((row["ranking_group"], row["engine"], row["metric"]), []).append(found)
     result = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.evidence import blocks, diffusion, memory, picks, primitives, published, rankings, serving
-from planner.evidence.comparison import Comparison, Summary, summary
+from planner.evidence.comparison import Comparison, Summary, once, summary
 from planner.evidence.hosts import lay, transferred
 
 PEER = "AIConfigurator"
@@ -47,6 +48,7 @@ def _memory() -> Errors:
     return Errors("memory", "Logged by engines", (("check",),), memory.comparisons())
 
 
+@cache
 def _serving() -> Errors:
     """Serving runs, and those on other chips with constants fitted on one chip's alone."""
     runs = serving.points()
@@ -104,6 +106,7 @@ def _peer(found: Sequence[Comparison]) -> float | None:
     return float(np.mean(errors)) if errors else None
 
 
+@once
 def choices() -> list[Choices]:
     """Choosing among serving runs: in groups on which no constant was fitted, and in all."""
     runs = serving.points()

@@ -11,10 +11,9 @@ from planner.arriving import Steady, mark_arrivals, queue_wait
 from planner.costs.memory import room
 from planner.costs.roofline import BOUNDS, Parts
 from planner.costs.rows import Rows, structure_of
-from planner.costs.serving import OWN, STEP, Setting, fit, itemise
+from planner.costs.serving import OWN, STEP, Setting, fit, itemise, replica_of
 from planner.costs.speculation import columns_of
 from planner.costs.terms import Key, Term, Terms, Work
-from planner.costs.weights import Shard, Stages
 from planner.errors import NoPlanError
 from planner.explaining.goal import Goal
 from planner.plans.placement import Placement
@@ -195,10 +194,10 @@ def breakdown(request: Request, plan: Plan, concurrency: float) -> Breakdown:
     ttft, tpot = (_times(parts) for parts in (priced.ttft_parts, priced.tpot_parts))
     if work.osl == 1:
         tpot = Times((), 0.0)
-    stored = setting.formats.weights.name
-    shard = Shard.for_engine(request.model, request.engine, stored, rows.tp, x=rows.x, y=rows.y)
-    stages = Stages.of(request.model, rows.pp.astype(int))
-    space = room(request.model, request.engine, shard, stages, setting.formats, setting.structure, setting.budget)
+    replica = replica_of(setting, rows)
+    space = room(
+        request.model, request.engine, replica.shard, replica.stages, setting.formats, setting.structure, setting.budget
+    )
     runtime = float(np.max(space.runtime))
     weights, kv, other = (float(column[0]) for column in (fitted.weights, fitted.kv, fitted.other))
     memory = {

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from planner.costs.collectives import Network, Team
+from planner.costs.collectives import Network
 from planner.costs.roofline import price_operation
+from planner.costs.teams import Team
 from planner.errors import InputError
 from planner.opgraph.graph import Degrees, Graph
 from planner.plans.placement import Placement

@@ -223,6 +223,11 @@ class Placement:
                 level = np.where(ranks > domain.chips, index + 1, level)
         return level
 
+    def level_of(self, ranks: int) -> int:
+        """`span` of one group."""
+        domains = enumerate(self.hardware.network[:-1], start=1)
+        return max((level for level, domain in domains if domain.chips is not None and ranks > domain.chips), default=0)
+
     def crossings(self, tp: Num, pp: Num, dp: Num, level: int = 0) -> Num:
         """Stage boundaries of a replica that leave a domain of a level: those of the worst placed replica."""
         domain = self.hardware.network[level].chips

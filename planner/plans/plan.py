@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from planner.errors import InputError
-from planner.plans.sharding import Sharding, implied_prefill, is_sharding, sharding_of
+from planner.plans.sharding import ALONG, Sharding, implied_along, implied_prefill, is_sharding, sharding_of
 from planner.specs.engine import FFN
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp")
@@ -18,7 +18,9 @@ class Plan(NamedTuple):
     """One choice for each dimension. A replica is tp x pp x cp chips; dp copies stand side by side.
 
     `attention` shards attention and its KV cache over heads or over the batch while decoding,
-    `prefill_attention` while prefilling; `ffn` and `prefill_ffn` are the layouts of Pope et al.
+    `prefill_attention` while prefilling; `ffn` and `prefill_ffn` are the layouts of Pope et al. With cp > 1 a stage is
+    cp groups of tp chips, each with all weights, between which the tokens of a pass are divided; `prefill_attention`
+    then says how a prompt's attention reaches across them (`sharding.ALONG`), `attention` where its cache lies.
     """
 
     tp: int = 1
@@ -42,7 +44,17 @@ class Plan(NamedTuple):
     @property
     def sharding(self) -> Sharding:
         """How attention is divided over a stage's chips while decoding."""
-        return sharding_of(self.attention, self.tp * self.cp)
+        return sharding_of(self.attention, self.stage_chips)
+
+    @property
+    def stage_chips(self) -> int:
+        """Chips of one pipeline stage."""
+        return self.tp * self.cp
+
+    @property
+    def implied(self) -> str:
+        """What `prefill_attention` is where only `attention` is said."""
+        return implied_along(self.attention) if self.cp > 1 else implied_prefill(self.attention)
 
     @property
     def replica_chips(self) -> int:
@@ -63,7 +75,7 @@ class Plan(NamedTuple):
         """
         parts = [f"{name.upper()}{getattr(self, name)}" for name in _DEGREES if getattr(self, name) > 1]
         text = "x".join(parts) or "TP1"
-        alike = self.prefill_attention == implied_prefill(self.attention)
+        alike = self.prefill_attention == self.implied
         if self.attention != "heads" or not alike:
             text += f"/{self.attention}"
         if not alike:
@@ -106,7 +118,14 @@ class Plan(NamedTuple):
                 "a second one for prefill, then the same of the FFN's layout with its grid, as /2d:4x16/wg-xyz"
             )
         layouts += layouts[-1:] if len(layouts) == 1 else []
-        attention += [implied_prefill(attention[0])] if len(attention) == 1 else []
+        attention = attention or ["heads"]
+        if len(attention) == 1:
+            attention.append(cls(cp=found.get("cp", 1), attention=attention[0]).implied)
+        if attention[0] in ALONG:
+            raise InputError(
+                f"{text!r} is not a plan: {attention[0]} says how prompts are processed; before it goes "
+                "where the cache lies, as in TP4xCP2/heads4xseq2/ring"
+            )
         named = dict(zip(("attention", "prefill_attention"), attention, strict=False))
         named |= dict(zip(("ffn", "prefill_ffn"), layouts, strict=False))
         return cls(**found, **named, grid=grid_text(grids[0]) if grids else "")  # type: ignore[arg-type]

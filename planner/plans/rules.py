@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
-from planner.plans.sharding import WORDS, Sharding, implied_prefill
+from planner.plans.sharding import ALONG, WORDS, Sharding, implied_prefill
 from planner.specs.engine import Engine
 from planner.specs.model import Model
 from planner.specs.speculation import KINDS, Draft
@@ -37,12 +37,14 @@ def tp_allowed(
     groups: int = 1,
     ep: int = 1,
     sequence: int = 1,
+    cp: int = 1,
 ) -> str | None:
     """Why a model cannot be split tp ways with weights of this dtype (its own where none is named), or none.
 
     Where the model's width is divided over X of the ranks, the heads' projections are over the other tp / X; groups of
     data-parallel attention have all of them each, and with expert parallelism dense FFNs; ep ranks have whole experts.
     Ranks beyond the heads that share a cache by tokens compute the same heads' projections, as often as they go round.
+    With context parallelism `tp` are the ranks of each of cp groups, over all of which experts are divided.
     """
     attention, over, ways = model.attention, tp // groups, max(1, tp // x // groups)
     round_again = sequence > 1 and over > attention.heads and over % attention.heads == 0
@@ -53,18 +55,20 @@ def tp_allowed(
     for ranks in (over, ways, *kept):  # those of attention, those that divide its projections, or a token's cache
         if attention.latent is None and attention.kv_heads % ranks and ranks % attention.kv_heads:
             return f"neither divides the {attention.kv_heads} KV heads nor is a multiple of them"
-    for what, width, over in _widths(model, tp, groups, ep):
+    for what, width, over in _widths(model, tp, groups, ep, cp):
         if width % over:
             return f"does not divide the {what}'s {width}"
     multiple = engine.vocabulary_multiple
     padded = -(-model.vocab // multiple) * multiple
     if multiple > 1 and padded % (tp // groups):  # groups of data-parallel attention have all of it each
         return f"does not divide the vocabulary padded to {padded}"
-    return _misaligned(model, engine, tp, weights or model.weights, groups, ep)
+    return _misaligned(model, engine, tp, weights or model.weights, groups, ep, cp)
 
 
 def _group_parts(plan: Plan) -> tuple[int, int, int]:
     """(groups of data-parallel attention, ep, ranks along a sequence), 1 where they do not divide the ranks."""
+    if plan.cp > 1:
+        return 1, plan.ep, 1
     _, groups, sequence = plan.sharding
     fit = plan.tp % (groups * sequence) == 0
     return (groups if fit else 1), plan.ep, (sequence if fit else 1)
@@ -85,25 +89,27 @@ def most_ranks(model: Model, engine: Engine) -> int:
     return int(model.attention.heads * (PADDING if engine.head_padding else 1))
 
 
-def _widths(model: Model, tp: int, groups: int, ep: int) -> list[tuple[str, int, int]]:
+def _widths(model: Model, tp: int, groups: int, ep: int, cp: int = 1) -> list[tuple[str, int, int]]:
     """(what, width between the projections of a layer, ranks that divide it)."""
     own = max(1, tp // groups) if ep > 1 else tp
     experts = model.experts
     dense = experts is None or experts.first_dense > 0 or experts.every > 1
     widths = [("FFN", model.ffn.hidden, own)] if dense else []
     if experts is not None:
-        widths.append(("expert", experts.hidden, max(1, tp // ep)))
+        widths.append(("expert", experts.hidden, max(1, tp * cp // ep)))
         widths += [("shared expert", experts.shared_hidden, own)] if experts.shared_hidden else []
     return widths
 
 
-def _misaligned(model: Model, engine: Engine, tp: int, weights: str, groups: int = 1, ep: int = 1) -> str | None:
+def _misaligned(
+    model: Model, engine: Engine, tp: int, weights: str, groups: int = 1, ep: int = 1, cp: int = 1
+) -> str | None:
     """Why the groups or blocks of a quantised format do not divide a rank's share of what projections read."""
     block = model.weight_block if weights == model.weights else 0
     multiple = max(engine.shard_multiple.get(weights, 1), block)
     attention = model.attention
     dim = attention.latent.value_dim if attention.latent else attention.head_dim
-    widths = _widths(model, tp, groups, ep)
+    widths = _widths(model, tp, groups, ep, cp)
     if model.quantised == "linears":
         widths.insert(0, ("attention output", attention.heads * dim, max(1, tp // groups)))
     if model.quantised == "experts":
@@ -116,21 +122,28 @@ def _misaligned(model: Model, engine: Engine, tp: int, weights: str, groups: int
 
 def shape_refusal(model: Model, engine: Engine, plan: Plan, weights: str | None = None) -> str | None:
     """Why the engine refuses this split of this model, whatever the chips: one sentence, or none."""
-    rules = (_experts, _pipeline, sharding_refusal, _attention, _layouts)
-    reasons = (_plain_only(model, plan), *(rule(model, engine, plan) for rule in rules))
-    return _tensor_parallel(model, engine, plan, weights) or next((reason for reason in reasons if reason), None)
+    if reason := _tensor_parallel(model, engine, plan, weights) or _plain_only(model, plan):
+        return reason
+    rules = (_experts, _pipeline, _context, sharding_refusal, _attention, _layouts)
+    return next((reason for rule in rules if (reason := rule(model, engine, plan))), None)
 
 
 def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None) -> str | None:
-    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], *_group_parts(plan))
+    reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], *_group_parts(plan), plan.cp)
     if reason is None:
         return None
-    valid = [tp for tp in range(1, most_ranks(model, engine) + 1) if tp_allowed(model, engine, tp, weights) is None]
-    return f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, valid)}"
+    most = most_ranks(model, engine)
+    down, up = range(min(plan.tp - 1, most), 0, -1), range(plan.tp + 1, most + 1)  # from the nearest on: few are tried
+    nearest = [next((tp for tp in way if tp_allowed(model, engine, tp, weights) is None), 0) for way in (down, up)]
+    return f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, filter(None, nearest))}"
 
 
 def sharding_refusal(model: Model, engine: Engine, plan: Plan) -> str | None:
     """Why an engine does not divide attention as a plan's product says, or none."""
+    if plan.cp > 1:
+        return None  # `_context` has looked
+    if plan.prefill_attention in ALONG:
+        return f"prefill attention {plan.prefill_attention} divides a prompt over --cp groups, of which there is one"
     if plan.attention in WORDS:
         if plan.prefill_attention in WORDS:
             return None
@@ -147,6 +160,51 @@ def sharding_refusal(model: Model, engine: Engine, plan: Plan) -> str | None:
     if wrong is not None:
         return f"attention {plan.attention} {wrong}"
     return _groups_refusal(model, engine, plan.tp, parts) or _sequence_refusal(model, engine, parts)
+
+
+def _context(model: Model, engine: Engine, plan: Plan) -> str | None:
+    """Why the groups of context parallelism cannot share prompts, or do not find what is in the cache, or none."""
+    if plan.cp == 1:
+        return None
+    word, cp = plan.prefill_attention, plan.cp
+    offered = ", ".join(engine.prompt_context)
+    if not engine.prompt_context:
+        return f"cp {cp}: engine {engine.name} does not divide a prompt's tokens over chips; cp 1, or --engine ideal"
+    if word not in ALONG:
+        return f"cp {cp}: prefill attention {word} leaves prompts whole; expected one of {offered}"
+    if word not in engine.prompt_context:
+        return f"engine {engine.name} cannot process prompts by {word}; it offers {offered}"
+    if (plan.ffn, plan.prefill_ffn) != ("1d", "1d"):
+        return f"cp {cp}: every group has all projections to itself, which goes with FFN layout 1d only"
+    return _cached(plan) or (_exchange(model, engine, plan.stage_chips) if word == "ulysses" else None)
+
+
+def _cached(plan: Plan) -> str | None:
+    """Why a cache is not decoded where a prompt leaves it, or none.
+
+    Parts of its tokens stay with the groups that computed them (`seq`), or the group that will decode the request
+    keeps all that passes by (`batch`); after an exchange for heads each chip has heads of all tokens (`heads`), which
+    a group may also gather to itself (`batch`).
+    """
+    tp, cp, word = plan.tp, plan.cp, plan.prefill_attention
+    apart, shared = Sharding(tp, cp).word, Sharding(tp, 1, cp).word
+    if plan.attention not in ("heads", apart, shared):
+        return (
+            f"cp {cp}: attention {plan.attention} is none of heads, {shared} and {apart}, of {cp} groups of {tp} chips"
+        )
+    if plan.attention == "heads" and word != "ulysses":
+        return f"prefill attention {word} leaves the cache by tokens: it is decoded as {shared} or {apart}, not heads"
+    if plan.attention == shared and word == "ulysses":
+        return f"prefill attention ulysses leaves the cache by heads: it is decoded as heads or {apart}, not {shared}"
+    return None
+
+
+def _exchange(model: Model, engine: Engine, ways: int) -> str | None:
+    """Why heads do not go over all chips of a stage, or none."""
+    reason, kv_heads = _heads(model, engine, ways), model.attention.kv_heads
+    if reason is None and model.attention.latent is None and kv_heads % ways and ways % kv_heads:
+        reason = f"neither divides the {kv_heads} KV heads nor is a multiple of them"
+    return reason and f"prefill attention ulysses over tp x cp = {ways} {reason}"
 
 
 def _plain_only(model: Model, plan: Plan) -> str | None:
@@ -231,8 +289,6 @@ def _not_yet(model: Model, plan: Plan) -> str | None:
         if present is not None:
             fits = f"`plan memory --model {model.name}` says what fits"
             return f"{model.name} has {what}, whose time is not priced yet; {fits}"
-    if plan.cp > 1:
-        return f"cp {plan.cp}: context parallelism is not priced yet; use --tp and --pp"
     return None
 
 
@@ -249,6 +305,8 @@ def draft_refusal(draft: Draft, engine: Engine, plan: Plan, *, priced: bool = Tr
             f"engine {engine.name} cannot speculate with {KINDS[draft.kind]} over {plan.pp} pipeline stages: use one, "
             "or no --spec-tokens"
         )
+    if plan.cp > 1:
+        return f"cp {plan.cp}: drafting is not counted with context parallelism; leave out --cp or --spec-tokens"
     if draft.kind != "model" or draft.model is None:
         return None
     reason = (_not_yet(draft.model, plan._replace(cp=1)) if priced else None) or _tensor_parallel(
@@ -258,6 +316,8 @@ def draft_refusal(draft: Draft, engine: Engine, plan: Plan, *, priced: bool = Tr
 
 
 def _attention(model: Model, engine: Engine, plan: Plan) -> str | None:
+    if plan.cp > 1:
+        return None
     for wanted in (plan.attention, plan.prefill_attention):
         if wanted in WORDS and wanted not in engine.attention:
             return f"engine {engine.name} cannot shard attention over {wanted}; it offers {', '.join(engine.attention)}"
@@ -314,10 +374,10 @@ def chips_refusal(placement: Placement, plan: Plan) -> str | None:
     if plan.chips > placement.usable:
         where = f"the slice {placement.slice} has" if placement.slice else "there are"
         return f"{plan.label} takes {plan.chips} chips, {where} {placement.usable}"
-    if placement.slice and plan.tp * plan.cp not in placement.torus_groups:
-        return (
-            f"tp {plan.tp} does not tile the slice {placement.slice}; nearest: {_near(plan.tp, placement.torus_groups)}"
-        )
+    groups = placement.torus_groups
+    for what, size in (("tp", plan.tp), ("cp", plan.cp), ("tp x cp", plan.stage_chips)):
+        if placement.slice and size not in groups and (what == "tp" or plan.cp > 1):
+            return f"{what} {size} does not tile the slice {placement.slice}; nearest: {_near(size, groups)}"
     if plan.grid and placement.mesh(plan.axes) is None:
         return f"grid {plan.grid}: {_grids(placement, plan.tp)}"
     most = placement.replicas(plan.tp, plan.pp, plan.cp)

@@ -12,9 +12,13 @@ import re
 from typing import NamedTuple
 
 from planner.errors import InputError
+from planner.specs.engine import PROMPT_CONTEXT
 
 WORDS = ("heads", "batch")
 """Shardings that say no numbers: over all chips of a stage."""
+ALONG = PROMPT_CONTEXT
+"""How the groups of context parallelism share the attention of a prompt whose tokens are divided over them: keys and
+values go round (Ring Attention), are gathered by all, or tokens are exchanged for heads (DeepSpeed-Ulysses)."""
 _PART = re.compile(r"(heads|batch|seq)([1-9][0-9]*)")
 
 
@@ -53,9 +57,14 @@ def implied_prefill(word: str) -> str:
     return prefill.word if prefill.batch > 1 else "heads"
 
 
+def implied_along(word: str) -> str:
+    """How context parallelism processes prompts where a plan says only how it decodes: as it leaves the cache."""
+    return "ulysses" if word == "heads" else "ring"
+
+
 def is_sharding(word: str) -> bool:
     """Whether a word is one of attention's."""
-    return word in WORDS or all(_PART.fullmatch(part) for part in word.split("x"))
+    return word in WORDS or word in ALONG or all(_PART.fullmatch(part) for part in word.split("x"))
 
 
 class _Words(tuple[str, ...]):
@@ -69,6 +78,8 @@ class _Words(tuple[str, ...]):
 
 KNOWN = _Words((*WORDS, "a product as heads4xbatch2"))
 """What `--attention` takes."""
+KNOWN_PREFILL = _Words((*WORDS, *ALONG, "a product as heads4xbatch2"))
+"""What `--prefill-attention` takes."""
 
 
 def sharding_of(word: str, chips: int) -> Sharding:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from planner.plans.placement import Mesh, Placement
 from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of
-from planner.plans.rules import most_ranks, refusal, shape_refusal, sharding_refusal
-from planner.plans.sharding import WORDS, Sharding, implied_prefill
+from planner.plans.rules import most_ranks, refusal, shape_refusal, sharding_refusal, tp_allowed
+from planner.plans.sharding import WORDS, Sharding, implied_along, implied_prefill
 from planner.specs.engine import Engine
 from planner.specs.model import Model
 
@@ -77,8 +77,8 @@ def _candidates(
         spreads = filters.ep or _spreads(model, engine, placement, tp)
         bare = _bare(model, engine, placement, tp, weights)
         for pp in filters.pp or range(1, 1 + deepest):
-            for cp, ep in product(filters.cp or (1,), spreads):
-                most = max(1, placement.replicas(tp, pp, cp))
+            for cp, ep in product((1,) if 1 in (filters.cp or (1,)) else (), spreads):
+                most = max(1, placement.replicas(tp, pp))
                 for dp, (attention, prefill_attention), layout in product(filters.dp or (most,), sharding, layouts):
                     if tp == 1 and attention == "batch" and not filters.attention:
                         continue  # one chip holds all heads of all its requests: the same plan twice
@@ -91,6 +91,50 @@ def _candidates(
                     if pp > 1 and not filters.pp and bare(plan):
                         continue  # refused on one stage for what stages do not change
                     yield plan
+    if any(cp > 1 for cp in filters.cp) or (engine.prompt_context and not filters.cp):
+        yield from _contexts(model, engine, placement, filters, weights)
+
+
+def _contexts(
+    model: Model, engine: Engine, placement: Placement, filters: Filters, weights: str | None
+) -> Iterator[Plan]:
+    """Plans that divide prompts over groups: where nothing is named, 2, 4, 8, ... of them on 1, 2, 4, ... stages."""
+    named = filters.ffn or filters.prefill_ffn or filters.grid
+    if not filters.cp and named and {*filters.ffn, *filters.prefill_ffn} != {"1d"}:
+        return
+    for tp in filters.tp or range(1, 1 + min(placement.usable // 2, most_ranks(model, engine))):
+        if not filters.tp and tp_allowed(model, engine, tp, weights, ep=tp if model.experts else 1):
+            continue
+        room = max(1, placement.usable // tp)
+        deepest = [2**power for power in range(room.bit_length()) if 2**power <= model.layers]
+        for cp in filters.cp or [2**power for power in range(1, room.bit_length())]:
+            if cp == 1:
+                continue
+            spreads = filters.ep or _spreads(model, engine, placement, tp * cp)
+            words = list(_context_words(engine, filters, tp, cp))
+            shapes = [
+                Plan(tp, 1, 1, ep, cp, attention, along, *layouts_of(None, None))
+                for ep, (attention, along) in product(spreads, words)
+            ]
+            if not filters.cp:  # none is named: those that one stage refuses are not looked at
+                shapes = [shape for shape in shapes if shape_refusal(model, engine, shape, weights) is None]
+            for pp in filters.pp or deepest:
+                most = placement.replicas(tp, pp, cp)
+                if most or filters.cp:
+                    yield from (
+                        shape._replace(pp=pp, dp=dp) for shape in shapes for dp in filters.dp or (max(1, most),)
+                    )
+
+
+def _context_words(engine: Engine, filters: Filters, tp: int, cp: int) -> Iterator[tuple[str, str]]:
+    """(where the cache lies, how prompts are processed) over cp groups of tp chips."""
+    lying = ("heads", Sharding(tp, 1, cp).word, Sharding(tp, cp).word)
+    for attention in filters.attention or lying:
+        implied = implied_along(attention)
+        for along in filters.prefill_attention or engine.prompt_context or (implied,):
+            fits = along == "ulysses" if attention == lying[0] else along != "ulysses" or attention == lying[2]
+            if fits or filters.attention or filters.prefill_attention:
+                yield attention, along
 
 
 def _bare(model: Model, engine: Engine, placement: Placement, tp: int, weights: str | None) -> Callable[[Plan], bool]:

@@ -235,7 +235,7 @@ class _Traffic(NamedTuple):
 def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
     """The collectives of a group's decode steps and passes of prompts, among which the network's time is divided."""
     setting, rows = group.setting, group.rows
-    network, tp = Network(setting.placement, setting.engine), rows.tp.astype(int)
+    network, tp = Network(setting.placement, setting.engine), rows.width.astype(int)
     flat = Network(_without_phases(setting), setting.engine)
     nothing = np.zeros(rows.length)
     replica = replica_of(setting, rows)
@@ -262,12 +262,12 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
         for transfer, often in _calls(replica, work):
             groups = replica.groups(transfer.axes)
             ranks = groups.ranks
-            level = setting.placement.span(ranks)
+            level = setting.placement.span(groups.spread)
             size, once = np.broadcast_to(transfer.bytes, tp.shape), network.price(transfer, groups)
             crosses = transfer.op == "all_reduce" and np.any(level > 0)
             phased = flat.price(transfer, groups) > once * (1 + _DIFFERENT) if crosses else nothing > 0
             times.append((transfer.op, level, ranks, size, often * once, phased))
-        size = resting_bytes(setting.model, tp, work, setting.structure)
+        size = resting_bytes(setting.model, tp, work, setting.structure, rows.cp)
         for crossed, boundaries in enumerate(_boundaries(setting, rows)):
             if np.any(boundaries):
                 on, two = (np.full(tp.shape, number) for number in (crossed, 2))
@@ -299,7 +299,7 @@ def _calls(replica: Replica, work: Pass) -> list[tuple[Transfer, float]]:
 def _boundaries(setting: Setting, rows: Rows) -> list[Array]:
     """Stage boundaries of a replica by the outermost level that they cross."""
     outer = range(len(setting.hardware.network) - 1)
-    beyond = [setting.placement.crossings(rows.tp, rows.pp, rows.dp, level) for level in outer]
+    beyond = [setting.placement.crossings(rows.width, rows.pp, rows.dp, level) for level in outer]
     return [this - further for this, further in zip([rows.pp - 1, *beyond], [*beyond, 0.0], strict=True)]
 
 

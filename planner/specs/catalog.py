@@ -94,11 +94,18 @@ def load_hardware(name: str | Path, engine: Engine | Sampler | None = None) -> H
     """
     if engine is None or not engine.chips:
         return _load(HARDWARE, str(name))
+    known = any(engine is each for each in _TRUSTED)
+    if known and ("hardware", f"{name} {id(engine)}") in _LOADED:  # _TRUSTED keeps the engine: its id stays its own
+        laid: Hardware = _LOADED["hardware", f"{name} {id(engine)}"]
+        return laid
     path, shipped = _locate(HARDWARE, str(name))
     source = next((str(file) for file, loaded in _SOURCES if loaded is engine), engine.name)
     raw, trust = _extended(HARDWARE, path, shipped, engine.chips, Path(source).name)
-    if any(engine is known for known in _TRUSTED):
-        return _build(HARDWARE, raw, path, trust)
+    if known:
+        built = _build(HARDWARE, raw, path, trust)
+        if shipped:
+            _LOADED["hardware", f"{name} {id(engine)}"] = built
+        return built
     try:
         return validated(Hardware, raw, path)
     except SpecError as error:  # the hardware file alone was sound, or this one is not the engine's fault
@@ -370,7 +377,8 @@ def _files(family: Family[Any]) -> Iterator[tuple[Path, str]]:
     for folder, mixed in _folders(family):
         for path in sorted(folder.glob("*.yaml")):
             try:
-                text = path.read_text(encoding="utf-8")
+                stat = path.stat()
+                text = _text(path, stat.st_mtime_ns, stat.st_size)
                 if mixed and _family_of_file(path) is not family:
                     continue
                 if bool(_KIND.search(text)) is not family.diffusion:
@@ -378,6 +386,12 @@ def _files(family: Family[Any]) -> Iterator[tuple[Path, str]]:
             except (OSError, UnicodeDecodeError, InputError):
                 continue
             yield path, text
+
+
+@cache
+def _text(path: Path, modified: int, size: int) -> str:
+    """The text of a file as it was then: names are looked up often."""
+    return path.read_text(encoding="utf-8")
 
 
 def _is_of(family: Family[Any], path: Path) -> bool:

@@ -26,6 +26,7 @@ from planner.specs.workload import Arrivals, Schedule
 _SEQUENCES, _TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
 _MOST = 10**9  # beyond, a number is a slip of the keyboard
 ATTENTION = ("heads", "batch")
+PROMPT_CONTEXT = ("ring", "gather", "ulysses")
 """Ways to shard attention and its KV cache."""
 FFN = ("1d", "2d", "wg-x", "wg-xy", "wg-xyz")
 """Layouts of the projections over a tensor-parallel group (Pope et al. 2022, section 3.2)."""
@@ -206,6 +207,8 @@ class Engine(NamedTuple):
     decode_context: Literal["copies", "any"] | None = None
     """Whether a request's cache can lie on several ranks by tokens while it decodes (as `heads2xseq4`): on those that
     else hold copies of a KV head, on any, or not at all."""
+    prompt_context: tuple[str, ...] = ()
+    """How it divides the tokens of a prompt over groups of chips (`cp`): ring, gather, ulysses; none = not at all."""
     aliases: tuple[str, ...] = ()
     since: str | None = None
     """The first version that this file stands for; it ends where the next file of this engine begins."""
@@ -286,11 +289,16 @@ class Engine(NamedTuple):
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """(key path, sentence) wherever a value is none of those that exist."""
         yield from () if self.exchange is None else self.exchange.contradictions()
-        for key, kinds, known in (("attention", self.attention, ATTENTION), ("ffn", self.ffn, FFN)):
+        lists = (
+            ("attention", self.attention, ATTENTION),
+            ("ffn", self.ffn, FFN),
+            ("prompt_context", self.prompt_context, PROMPT_CONTEXT),
+        )
+        for key, kinds, known in lists:
             for index, kind in enumerate(kinds):
                 if kind not in known:
                     yield f"{key}.{index}", f"found {kind!r}, expected one of {', '.join(known)}"
-            if not kinds:
+            if not kinds and key != "prompt_context":
                 yield key, f"is empty, expected at least one of {', '.join(known)}"
         for key, dtype in (("default", self.kv_cache.default), *self.kv_cache.by_weights.items()):
             if dtype not in KV_CACHE:

@@ -358,7 +358,21 @@ class Hardware(NamedTuple):
 
     def collective(self, kernel: str, op: str, level: str) -> tuple[CollectiveKernel, ...]:
         """The rows of a kernel for an operation on a level; several = the cheapest counts."""
-        return tuple(row for row in self.collectives if (row.kernel, row.op, row.level) == (kernel, op, level))
+        rows, found = _COLLECTIVES.get(id(self.collectives), (None, {}))
+        if rows is None:
+            if len(_COLLECTIVES) >= _MOST_INDEXED:
+                _COLLECTIVES.clear()
+            for row in self.collectives:
+                key = (row.kernel, row.op, row.level)
+                found[key] = (*found.get(key, ()), row)
+            _COLLECTIVES[id(self.collectives)] = self.collectives, found
+        return found.get((kernel, op, level), ())
+
+
+_COLLECTIVES: dict[int, tuple[tuple[CollectiveKernel, ...], dict[tuple[str, str, str], tuple[CollectiveKernel, ...]]]]
+_COLLECTIVES = {}
+"""Rows by kernel, operation and level, by the id of all rows, with these, so that the id stays theirs."""
+_MOST_INDEXED = 256
 
 
 def _as_assumed(kind: str, known: Provenance) -> Provenance:

@@ -34,8 +34,9 @@ from simulation import (
 )
 
 import planner
-from planner.costs.collectives import Groups, Network, sent_bytes, steps
+from planner.costs.collectives import Network, sent_bytes, steps
 from planner.costs.layers import Transfer
+from planner.costs.teams import Groups
 from planner.errors import InputError
 from planner.plans.placement import Placement
 from planner.specs.catalog import load_engine, load_hardware, load_machine

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from simulation import Fabric, Move, ring_all_gather, ring_reduce_scatter
 
-from planner.costs.collectives import Groups, Network
+from planner.costs.collectives import Network
 from planner.costs.experts import (
     Spread,
     copies,
@@ -25,6 +25,7 @@ from planner.costs.experts import (
 from planner.costs.layers import Formats, Operation, Pass, Transfer
 from planner.costs.roofline import price_operation
 from planner.costs.routing import destinations, limited_destinations, missed
+from planner.costs.teams import Groups
 from planner.costs.weights import Shard, layer_elements
 from planner.plans.placement import Placement
 from planner.specs.catalog import load_engine, load_hardware, load_machine, load_model

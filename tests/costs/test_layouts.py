@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from grid import GATHERED, Grid
+from helpers import every
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation import Array, Fabric, ring_all_reduce
@@ -69,9 +70,9 @@ CASES = [
     )
     for attention in (("heads", "heads"), ("batch", "heads"), ("batch", "batch"))
 ]
-every_case = pytest.mark.parametrize(
+every_case = every(
     ("name", "sizes", "layouts", "attention"),
-    [pytest.param(*case, id=f"{case[0]}-{case[1]}-{'/'.join(case[2])}-{'/'.join(case[3])}") for case in CASES],
+    CASES,
 )
 
 
@@ -171,9 +172,9 @@ def test_chips_of_a_grid_multiply_what_is_counted(
 # ---------------------------------------------------------------------------------------- requests that do not divide
 
 
-@pytest.mark.parametrize("requests", [1, 3, 5])
-@pytest.mark.parametrize("layout", ["2d", "wg-x", "wg-xyz"])
-@pytest.mark.parametrize("attention", [("heads", "heads"), ("batch", "heads"), ("batch", "batch")], ids="/".join)
+@every("requests", [1, 3, 5])
+@every("layout", ["2d", "wg-x", "wg-xyz"])
+@every("attention", [("heads", "heads"), ("batch", "heads"), ("batch", "batch")])
 def test_requests_that_do_not_divide_fill_the_port_of_the_fullest_chip(
     requests: int, layout: str, attention: tuple[str, str]
 ) -> None:
@@ -228,8 +229,8 @@ GOLDEN = {  # elements a chip sends for an FFN of two matrices: E = 64, F = 256,
 }
 
 
-@pytest.mark.parametrize(("case", "elements"), GOLDEN.items(), ids=str)
-@pytest.mark.parametrize("gated", [False, True], ids=["two matrices", "three matrices"])
+@every(("case", "elements"), GOLDEN.items())
+@every("gated", [False, True])
 def test_an_ffn_on_a_grid_equals_the_unsharded_one_and_sends_what_is_counted(
     case: tuple[Sizes, str], elements: int, gated: bool
 ) -> None:
@@ -244,8 +245,8 @@ def test_an_ffn_on_a_grid_equals_the_unsharded_one_and_sends_what_is_counted(
     np.testing.assert_allclose(expected, unsharded_ffn(model, x), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("layout", ["wg-x", "wg-xy", "wg-xyz"])
-@pytest.mark.parametrize("sizes", [(2, 2, 1), (2, 2, 4), (2, 4, 2)], ids=str)
+@every("layout", ["wg-x", "wg-xy", "wg-xyz"])
+@every("sizes", [(2, 2, 1), (2, 2, 4), (2, 4, 2)])
 def test_an_ffn_that_gathers_its_weights_sends_what_the_paper_says(layout: str, sizes: Sizes) -> None:
     if layout == "wg-xy" and sizes[2] == 1:
         return

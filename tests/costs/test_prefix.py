@@ -90,7 +90,7 @@ def test_the_more_is_cached_the_less_is_waited_for(
     low, high = sorted((share, more))
     work = {"isl": isl, "osl": osl, "concurrency": load, "pp": pp, "tp": 4}
     _, priced = served(SETTINGS[name], **work, prefix_hit=[0.0, low, high])
-    slack = 1 + (1e-12 if load <= osl else 0.02)
+    slack = 1 + (1e-12 if load <= osl else 0.05)
     for times in (priced.ttft, priced.latency, 1 / priced.requests_per_s):
         assert times[1] <= times[0] * slack
         assert times[2] <= times[1] * slack

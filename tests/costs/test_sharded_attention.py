@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pytest
+from helpers import every
 from simulation import Array, Fabric, all_to_all, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from test_sharded_transformer import FORMATS, PLAIN, exactly
 
@@ -257,8 +257,8 @@ def counted(kv_heads: int, parts: Sharding) -> tuple[Shard, list[Operation], lis
     return shard, *count(model, IDEAL, shard, work, FORMATS, structure_of(plan))
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts.word)
-@pytest.mark.parametrize("kv_heads", [8, 2, 1, 0])
+@every("parts", PARTS)
+@every("kv_heads", [8, 2, 1, 0])
 def test_it_is_the_layer_of_one_chip_and_sends_what_is_counted(kv_heads: int, parts: Sharding) -> None:
     layer = Layer.of(kv_heads)
     run = Run(layer, parts)
@@ -281,8 +281,8 @@ def test_it_is_the_layer_of_one_chip_and_sends_what_is_counted(kv_heads: int, pa
             assert moved.get(name, 0.0) <= expected[name] * (1.2 if not exact else 1 + 1e-12), name
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts.word)
-@pytest.mark.parametrize("kv_heads", [8, 2, 1, 0])
+@every("parts", PARTS)
+@every("kv_heads", [8, 2, 1, 0])
 def test_a_chip_reads_and_holds_the_cache_that_is_counted(kv_heads: int, parts: Sharding) -> None:
     run, model = Run(Layer.of(kv_heads), parts), model_of(kv_heads)
     shard, operations, _ = counted(kv_heads, parts)

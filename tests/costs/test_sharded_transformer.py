@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from helpers import every
 from simulation import Array, Fabric, all_to_all, ring_all_gather, ring_all_reduce, send
 
 from planner.costs.collectives import Network, sent_bytes
@@ -563,10 +564,10 @@ def ran(name: str, tp: int, pp: int, structure: Structure, lecture: bool = False
     return Run(sharded, prefill, decode)
 
 
-every_split = pytest.mark.parametrize(
+every_split = every(
     ("name", "tp", "pp", "structure"),
     [
-        pytest.param(name, tp, pp, structure, id=f"{name}-TP{tp}xPP{pp}-{words(structure)}")
+        (name, tp, pp, structure)
         for name in MODELS
         for tp in (1, 2, 4)
         for pp in (1, 2)
@@ -611,8 +612,8 @@ def test_every_device_sends_the_counted_bytes(name: str, tp: int, pp: int, struc
     check_bytes_sent(ran(name, tp, pp, structure))
 
 
-@pytest.mark.parametrize("structure", [OVER_HEADS, OVER_BATCH, ALL_OVER_BATCH], ids=words)
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@every("structure", [OVER_HEADS, OVER_BATCH, ALL_OVER_BATCH])
+@every("tp", [1, 2, 4])
 def test_an_engine_without_an_embedding_all_reduce_sends_none(tp: int, structure: Structure) -> None:
     run = ran(PLAIN.name, tp, 2, structure, lecture=True)
     check_bytes_sent(run)
@@ -702,7 +703,7 @@ def test_a_pass_reads_every_weight_but_the_embedding_once(name: str, tp: int, pp
         assert read == exactly(device.weight_bytes - device.elements(*only_looked_up) * ELEMENT)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every("name", MODELS)
 def test_the_model_has_the_counted_parameters(name: str) -> None:
     assert parameters(MODELS[name]) == Weights.of(MODELS[name]).parameters(MODELS[name])
 
@@ -754,9 +755,9 @@ def test_seconds_of_a_pass_on_bare_wires_are_the_bytes_sent(name: str, tp: int, 
 # -------------------------------------------------------------------------------------------------- chunks, remainders
 
 
-@pytest.mark.parametrize("structure", [OVER_HEADS, ALL_OVER_BATCH], ids=words)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@every("structure", [OVER_HEADS, ALL_OVER_BATCH])
+@every("name", MODELS)
+@every("tp", [1, 2, 4])
 def test_a_prompt_in_two_chunks_reads_its_kv_back_as_counted(name: str, tp: int, structure: Structure) -> None:
     model, tokens = MODELS[name], tokens_of(MODELS[name], BATCH)
     window, cut = model.attention.window, 4
@@ -777,8 +778,8 @@ def test_a_prompt_in_two_chunks_reads_its_kv_back_as_counted(name: str, tp: int,
             assert ("head" in done) == bool(log.counted.prompts_ended)
 
 
-@pytest.mark.parametrize("requests", [1, 3, 5, 6])
-@pytest.mark.parametrize("structure", [OVER_BATCH, ALL_OVER_BATCH], ids=words)
+@every("requests", [1, 3, 5, 6])
+@every("structure", [OVER_BATCH, ALL_OVER_BATCH])
 def test_requests_that_do_not_divide_fill_the_fullest_rank(requests: int, structure: Structure) -> None:
     tp, model = 4, MODELS["two KV heads"]
     run = ran(model.name, tp, 1, structure, requests=requests)
@@ -797,8 +798,8 @@ def test_requests_that_do_not_divide_fill_the_fullest_rank(requests: int, struct
     assert max(device.kv_bytes for _, device in by_stage(run.sharded)) == float(kv)
 
 
-@pytest.mark.parametrize("requests", [1, 3, 5, 6])
-@pytest.mark.parametrize("structure", [OVER_BATCH, ALL_OVER_BATCH], ids=words)
+@every("requests", [1, 3, 5, 6])
+@every("structure", [OVER_BATCH, ALL_OVER_BATCH])
 def test_requests_that_do_not_divide_fill_the_port_of_the_fullest_rank(requests: int, structure: Structure) -> None:
     # An all-to-all ends when the rank with the most requests has received (or sent back) all of theirs.
     model = MODELS["two KV heads"]

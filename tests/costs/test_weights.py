@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
+from helpers import every
 
 from planner import Model, load_engine, load_model
 from planner.costs.weights import (
@@ -36,7 +39,7 @@ def tensors(model: Model) -> int:
         sparse = experts is not None and index >= experts.first_dense and (index + 1) % experts.every == 0
         listed += expert_tensors(model) if sparse else ffn_tensors(model, model.ffn.hidden, model.ffn.bias)
         listed += norm * model.norm.per_layer
-    return sum(int(np.prod(shape)) for shape in listed)
+    return sum(prod(shape) for shape in listed)
 
 
 def attention_tensors(model: Model) -> list[tuple[int, ...]]:
@@ -91,12 +94,12 @@ def plain(name: str) -> bool:
 DENSE = [name for name in names(MODELS) if plain(name)]
 
 
-@pytest.mark.parametrize("name", names(MODELS))
+@every("name", names(MODELS))
 def test_the_derived_count_is_that_of_the_tensors(name: str) -> None:
     assert parameters(load_model(name)) == tensors(load_model(name))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@every("name", PUBLISHED)
 def test_the_derived_count_is_the_published_one(name: str) -> None:
     model = load_model(name)
     stated, count = model.published, published_parameters(model)
@@ -121,7 +124,7 @@ def test_every_model_with_a_maker_states_a_count() -> None:
     assert len(exact) >= 48
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "count"),
     [
         ("llama3-70b", 70_553_706_496),
@@ -156,7 +159,7 @@ def test_matmul_parameters_are_the_matrices_a_token_meets() -> None:
 # --- a rank's share -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", DENSE)
+@every("name", DENSE)
 def test_shards_put_together_are_the_layer_and_what_is_replicated(name: str) -> None:
     model, engine = load_model(name), load_engine("lecture")
     whole = layer_weights(model, Shard.of(model, 1))
@@ -191,7 +194,7 @@ def test_kv_heads_are_copied_beyond_their_number() -> None:
     assert [float(Shard.of(model, tp).heads) for tp in (1, 8, 64)] == [64, 8, 1]
 
 
-@pytest.mark.parametrize(
+@every(
     ("vocab", "multiple", "tp", "rows"),
     [(50272, 1, 8, 6284), (50257, 1, 2, 25129), (50257, 64, 2, 25152), (50257, 64, 1, 50304), (128256, 64, 8, 16032)],
 )
@@ -222,7 +225,7 @@ def test_the_remainder_goes_before_the_last_stage_backwards() -> None:
     assert layers_of(80, 3) == [27, 27, 26]
 
 
-@pytest.mark.parametrize("layers", [1, 2, 7, 32, 61, 94, 118])
+@every("layers", [1, 2, 7, 32, 61, 94, 118])
 def test_first_last_and_the_fullest_between_are_those_of_the_dealt_layers(layers: int) -> None:
     model = load_model("llama3-8b")._replace(layers=layers)
     depths = np.arange(1, layers + 1)
@@ -236,7 +239,7 @@ def test_first_last_and_the_fullest_between_are_those_of_the_dealt_layers(layers
             assert together.middle[index] == max(dealt[1:-1])
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "opt-13b", "falcon-180b"])
+@every("name", ["llama3-8b", "opt-13b", "falcon-180b"])
 def test_stages_together_hold_the_model_and_a_tied_matrix_at_both_ends(name: str) -> None:
     model, dtype = load_model(name), WEIGHTS["bf16"]
     shard = Shard.of(model, 1)

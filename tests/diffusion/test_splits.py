@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from helpers import every
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import setting, toy
@@ -31,7 +32,7 @@ def request(model: str, hardware: str = "h100", gpus: int = 8, engine: str = "xd
     return Request(shapes, load_hardware(hardware, sampler), sampler, gpus, job, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.label)
+@every("split", SPLITS)
 def test_parts_add_up_and_items_make_the_whole(split: Split) -> None:
     found = latency_of(PIXART, split)
     assert all(float(getattr(found.parts, bound)) >= 0 for bound in BOUNDS)
@@ -41,7 +42,7 @@ def test_parts_add_up_and_items_make_the_whole(split: Split) -> None:
     assert found.hidden >= 0
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.label)
+@every("split", SPLITS)
 def test_no_split_is_faster_than_its_chips_allow(split: Split) -> None:
     one, found = latency_of(PIXART, Split()), latency_of(PIXART, split)
     fixed = one.text + one.vae
@@ -60,7 +61,7 @@ def test_a_pipeline_takes_the_serial_step_and_the_formula() -> None:
 
 
 @given(st.sampled_from([2, 4, 8]), st.integers(4, 100))
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_more_steps_make_a_pipeline_more_worth(stages: int, steps: int) -> None:
     split = Split(pipefusion=stages, patches=stages)
     few, many = (latency_of(setting("flux.1-dev", steps=count), split) for count in (steps, 2 * steps))
@@ -94,7 +95,7 @@ def test_streams_that_cross_a_boundary_share_it() -> None:
     assert network.neighbours(1e8, 4, 2) > network.neighbours(1e8, 1, 8) > network.neighbours(1e8, 1, 4)
 
 
-@pytest.mark.parametrize(("weights", "bytes_"), [("bf16", 2), ("fp8", 1), ("int4", (4 + 20 / 128) / 8)])
+@every(("weights", "bytes_"), [("bf16", 2), ("fp8", 1), ("int4", (4 + 20 / 128) / 8)])
 def test_weights_are_stored_and_read_as_stored_and_computed_in_their_arithmetic(weights: str, bytes_: float) -> None:
     here = Setting(FLUX.model, FLUX.hardware, FLUX.sampler, FLUX.placement, FLUX.job, weights)
     ends = memory_of(FLUX, Split()).weights - 2 * 11_821_000_000
@@ -132,7 +133,7 @@ def test_flux_holds_a_third_of_sequence_parallelism_under_pipefusion() -> None:
         assert ratio == pytest.approx(share, abs=0.2)
 
 
-@pytest.mark.parametrize(
+@every(
     ("model", "label", "says"),
     [
         ("flux.1-dev", "CFG2", "nothing to split"),
@@ -151,7 +152,7 @@ def test_rules_refuse_with_a_sentence(model: str, label: str, says: str) -> None
     assert says in broken[1]
 
 
-@pytest.mark.parametrize(("ulysses", "ring"), [(8, 1), (4, 2), (2, 4), (1, 8), (1, 5), (3, 1), (1, 3), (2, 1)])
+@every(("ulysses", "ring"), [(8, 1), (4, 2), (2, 4), (1, 8), (1, 5), (3, 1), (1, 3), (2, 1)])
 def test_degrees_that_hunyuanvideos_readme_lists_are_legal(ulysses: int, ring: int) -> None:
     here = setting("hunyuanvideo", engine="xdit")
     assert refusal(here, Split(ulysses=ulysses, ring=ring)) is None
@@ -205,7 +206,7 @@ def test_where_nothing_fits_the_error_says_what_would_do() -> None:
         rank(request("flux.1-dev", limits=Limits(latency=1e-3)))
 
 
-@pytest.mark.parametrize("more", [{"objective": "tpot"}, {"gpus": 0}, {"gpus": 10**7}, {"weights": "int3"}])
+@every("more", [{"objective": "tpot"}, {"gpus": 0}, {"gpus": 10**7}, {"weights": "int3"}])
 def test_requests_that_make_no_sense_are_refused(more: dict[str, object]) -> None:
     with pytest.raises(InputError):
         setting_of(request("flux.1-dev", **more))  # type: ignore[arg-type]

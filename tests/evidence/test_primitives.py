@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import every
 
 from planner.costs.layers import Formats, Operation, Pass, Structure, causal_pairs, count
 from planner.costs.roofline import price_operation
@@ -219,7 +220,7 @@ BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize(("check", "chip", "engine", "bound"), BOUNDS)
+@every(("check", "chip", "engine", "bound"), BOUNDS)
 def test_errors_stay_within_what_is_claimed(check: str, chip: str, engine: str, bound: float) -> None:
     assert errors("check", "hardware", "engine")[check, chip, engine].mean <= bound
 

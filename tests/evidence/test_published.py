@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import Late
 
 from planner import load_engine, load_hardware, load_model
 from planner.costs.collectives import Network
@@ -25,8 +26,10 @@ from planner.specs.catalog import ENGINES, HARDWARE, MODELS, load_machine, names
 from planner.specs.measurements import FOLDER, measured_model, measurements
 
 ROWS = measurements("published")
-FOUND = comparisons()
-STATIC_A = [each for row, each in zip(ROWS, FOUND, strict=True) if row["grade"] == "A" and row["schedule"] == "static"]
+FOUND = Late(comparisons)
+STATIC_A = Late(
+    lambda: [each for row, each in zip(ROWS, FOUND, strict=True) if row["grade"] == "A" and row["schedule"] == "static"]
+)
 OURS = ("fastertransformer", "gpt-fast", "jetstream", "trtllm-0.5", "trtllm-0.6", "trtllm-0.9", "vllm-rocm",
         "vllm-rocm-eager", "vllm-v0")  # fmt: skip
 Test = Callable[[Comparison], bool]
@@ -134,7 +137,7 @@ def test_errors_stay_within_what_is_promised(what: str, least: int, mean: float,
     assert found.mean <= mean, what
 
 
-MOE = [(row, each) for row, each in zip(ROWS, FOUND, strict=True) if measured_model(row["model"]).experts]
+MOE = Late(lambda: [(row, each) for row, each in zip(ROWS, FOUND, strict=True) if measured_model(row["model"]).experts])
 
 
 def of_experts(engine: str, hardware: str | None = None, metric: str | None = None, seen: str | None = None) -> Summary:

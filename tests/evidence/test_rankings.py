@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from helpers import Late
 
 from planner.errors import InputError
 from planner.evidence.rankings import APART, pairs, reports, share_right, unpriced
@@ -14,8 +15,8 @@ from planner.specs.catalog import ENGINES, HARDWARE, names
 from planner.specs.measurements import measured_model, measurements
 
 ROWS = measurements("rankings")
-REPORTS = {report.report: report for report in reports()}
-PAIRS = pairs()
+REPORTS = Late(lambda: {report.report: report for report in reports()})
+PAIRS = Late(pairs)
 
 
 def test_every_report_is_carried_with_its_source_and_is_either_priced_or_has_a_reason() -> None:
@@ -37,7 +38,7 @@ def test_every_report_is_carried_with_its_source_and_is_either_priced_or_has_a_r
     assert all(each.reason and each.what and each.source for each in unpriced())
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", [row["report"] for row in ROWS if not row["reason"]])
 def test_a_report_is_ordered_as_it_says_or_is_a_known_miss_with_a_reason(name: str) -> None:
     report = REPORTS[name]
     assert report.agrees != bool(report.miss), report

@@ -25,7 +25,10 @@ shardings = st.sampled_from(["heads", "batch"])
         (Plan(dp=2), "DP2"),
         (Plan(8, 2, 3), "TP8xPP2xDP3"),
         (Plan(8, 1, 2), "TP8xDP2"),
-        (Plan(2, 3, 4, 5, 6), "TP2xPP3xDP4xEP5xCP6"),
+        (Plan(2, 3, 4, 5, 6, prefill_attention="ulysses"), "TP2xPP3xDP4xEP5xCP6"),
+        (Plan(2, cp=4, attention="heads2xseq4", prefill_attention="ring"), "TP2xCP4/heads2xseq4"),
+        (Plan(2, cp=4, attention="heads2xbatch4", prefill_attention="gather"), "TP2xCP4/heads2xbatch4/gather"),
+        (Plan(1, cp=4, attention="seq4", prefill_attention="ring"), "CP4/seq4"),
         (Plan(8, attention="batch"), "TP8/batch"),
         (Plan(8, 2, attention="batch", prefill_attention="batch"), "TP8xPP2/batch/batch"),
         (Plan(8, attention="heads", prefill_attention="batch"), "TP8/heads/batch"),
@@ -132,6 +135,11 @@ def test_what_is_no_grid_is_refused_with_an_example(text: str) -> None:
 def test_what_is_no_sharding_is_refused_with_what_there_is(text: str) -> None:
     with pytest.raises(InputError, match="behind the degrees expected /heads, /batch or a product"):
         Plan.parse(text)
+
+
+def test_a_way_to_process_prompts_says_not_where_the_cache_lies() -> None:
+    with pytest.raises(InputError, match="ring says how prompts are processed; before it goes where the cache lies"):
+        Plan.parse("TP4xCP2/ring")
 
 
 def test_chips_are_the_product_and_experts_take_none_of_their_own() -> None:

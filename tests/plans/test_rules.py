@@ -116,11 +116,54 @@ def test_an_engine_may_insist_on_even_stages() -> None:
     ("choice", "reason"),
     [
         (Plan(2, ep=2), "ep 2: llama3-70b has no experts to spread"),
-        (Plan(2, cp=2), "cp 2: context parallelism is not priced yet; use --tp and --pp"),
+        (Plan(2, cp=2), "cp 2: prefill attention heads leaves prompts whole; expected one of ring, gather, ulysses"),
+        (
+            Plan(2, cp=2, prefill_attention="ring"),
+            "prefill attention ring leaves the cache by tokens: it is decoded as heads2xseq2 or heads2xbatch2, "
+            "not heads",
+        ),
+        (
+            Plan(2, cp=2, attention="heads2xseq2", prefill_attention="ulysses"),
+            "prefill attention ulysses leaves the cache by heads: it is decoded as heads or heads2xbatch2, "
+            "not heads2xseq2",
+        ),
+        (
+            Plan(2, cp=2, attention="seq4", prefill_attention="ring"),
+            "cp 2: attention seq4 is none of heads, heads2xseq2 and heads2xbatch2, of 2 groups of 2 chips",
+        ),
+        (
+            Plan(2, cp=3, prefill_attention="ulysses"),
+            "prefill attention ulysses over tp x cp = 6 does not divide the 64 query heads",
+        ),
+        (
+            Plan(2, cp=2, ffn="2d", prefill_ffn="2d", grid="2x1", prefill_attention="ulysses"),
+            "cp 2: every group has all projections to itself, which goes with FFN layout 1d only",
+        ),
+        (
+            Plan(2, prefill_attention="ring"),
+            "prefill attention ring divides a prompt over --cp groups, of which there is one",
+        ),
+        (Plan(2, cp=2, prefill_attention="ulysses"), None),
+        (Plan(2, cp=2, attention="heads2xbatch2", prefill_attention="ulysses"), None),
+        (
+            Plan(3, cp=2, attention="heads3xseq2", prefill_attention="gather"),
+            "tp 3 does not divide the 64 query heads; nearest valid: 2 or 4",
+        ),
+        (Plan(2, cp=5, attention="heads2xseq5", prefill_attention="gather"), None),  # a ring may have any length
     ],
 )
-def test_what_is_not_priced_is_refused_and_not_guessed(choice: Plan, reason: str) -> None:
+def test_a_cache_is_decoded_where_prompts_leave_it(choice: Plan, reason: str | None) -> None:
     assert refused(choice) == reason
+
+
+def test_an_engine_without_context_parallelism_says_so() -> None:
+    assert refused(Plan(2, cp=2, prefill_attention="ulysses"), engine=VLLM) == (
+        "cp 2: engine vllm does not divide a prompt's tokens over chips; cp 1, or --engine ideal"
+    )
+    some = IDEAL._replace(prompt_context=("gather",))
+    assert refused(Plan(2, cp=2, attention="heads2xseq2", prefill_attention="ring"), engine=some) == (
+        "engine ideal cannot process prompts by ring; it offers gather"
+    )
 
 
 def test_attention_is_sharded_only_as_the_engine_can() -> None:

@@ -63,8 +63,11 @@ def test_everything_the_rules_allow_is_there_once(gpus: int, name: str, engine: 
         for pp in range(1, min(model.layers, placement.usable // tp) + 1)
         if placement.replicas(tp, pp) > 0 and any(fits(model, engine, placement, tp, gridded))
     }
-    words = [choice for choice in allowed if choice.attention in WORDS]
+    words = [choice for choice in allowed if choice.attention in WORDS and choice.cp == 1]
     assert {(choice.tp, choice.pp) for choice in words} == sizes
+    along = [choice for choice in allowed if choice.cp > 1]
+    assert bool(along) == (bool(engine.prompt_context) and placement.usable > 1)
+    assert all(size & (size - 1) == 0 for choice in along for size in (choice.cp, choice.pp))
     products = [choice for choice in allowed if choice.attention not in WORDS]
     assert all(choice.pp & (choice.pp - 1) == 0 for choice in products)
     assert all(choice.attention == choice.sharding.word for choice in products)
@@ -72,7 +75,7 @@ def test_everything_the_rules_allow_is_there_once(gpus: int, name: str, engine: 
         assert refusal(model, engine, placement, choice) is None
         assert choice.chips <= gpus
         # as many replicas as the chips hold: one more would be refused
-        assert choice.dp == placement.replicas(choice.tp, choice.pp)
+        assert choice.dp == placement.replicas(choice.tp, choice.pp, choice.cp)
         assert refusal(model, engine, placement, choice._replace(dp=choice.dp + 1)) is not None
     for item in refused:
         assert item.reason == refusal(model, engine, placement, item.plan)
@@ -193,7 +196,7 @@ def test_filtered_values_that_cannot_be_are_refused_with_a_reason() -> None:
         "pp 100 is more than the 32 layers; nearest valid: 32",
     ]
     _, refused = space(8, tp=(2,), cp=(2,), pp=(1,))
-    assert "context parallelism is not priced yet" in refused[0].reason
+    assert "engine vllm does not divide a prompt's tokens over chips" in refused[0].reason
     _, refused = space(8, tp=(2,), ep=(2,), pp=(1,))
     assert "no experts" in refused[0].reason
     _, refused = space(8, tp=(2,), pp=(1,), ffn=("2d",))
@@ -204,12 +207,17 @@ def test_only_the_engines_kinds_of_attention_are_looked_at() -> None:
     allowed, refused = space(8, engine=VLLM)
     assert {choice.attention for choice in [*allowed, *(item.plan for item in refused)]} == {"heads"}
     allowed, _ = space(8, engine=IDEAL)
-    kinds = {(choice.attention, choice.prefill_attention) for choice in allowed}
+    kinds = {(choice.attention, choice.prefill_attention) for choice in allowed if choice.cp == 1}
     products = {kind for kind in kinds if kind[0] not in WORDS}
     assert ("heads4xbatch2", "heads4xbatch2") in products
     assert ("heads2xseq4", "heads") in products
     assert all(implied_prefill(decode) == prefill for decode, prefill in products)
     assert kinds - products == {("heads", "heads"), ("batch", "heads"), ("batch", "batch")}
+    along = {(choice.attention, choice.prefill_attention) for choice in allowed if (choice.tp, choice.cp) == (2, 4)}
+    assert along == {
+        ("heads", "ulysses"), ("heads2xseq4", "ring"), ("heads2xseq4", "gather"), ("heads2xbatch4", "ring"),
+        ("heads2xbatch4", "gather"), ("heads2xbatch4", "ulysses"),
+    }  # fmt: skip
     # asked for all the same, it is refused for the engine's sake
     allowed, refused = space(8, engine=VLLM, attention=("batch",), tp=(8,))
     assert allowed == []
@@ -219,7 +227,7 @@ def test_only_the_engines_kinds_of_attention_are_looked_at() -> None:
 def test_one_chip_is_one_way_to_shard_attention_unless_asked() -> None:
     """A single chip holds all heads of all its requests, however that is called."""
     allowed, _ = space(4, engine=IDEAL)
-    assert {choice.attention for choice in allowed if choice.tp == 1} == {"heads"}
+    assert {choice.attention for choice in allowed if choice.tp == choice.cp == 1} == {"heads"}
     allowed, _ = space(4, engine=IDEAL, attention=("batch",), tp=(1,), pp=(1,))
     assert labels(allowed) == ["DP4/batch", "DP4/batch/batch"]
 

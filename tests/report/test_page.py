@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from helpers import CONFIGS, run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.costs.layers import Structure
@@ -169,6 +169,7 @@ def test_what_a_file_calls_itself_is_text_everywhere(tmp_path: Path) -> None:
     assert EVIL in page(tmp_path, "explain", "-m", odd, "-H", ours, "--gpus", "2", "--plan", "TP2").text
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_comes_back_as_it_was(text: str) -> None:
     clean = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
@@ -184,6 +185,7 @@ def test_markup_is_taken_as_it_is_and_nothing_else() -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.floats(0.01, 1e6), st.floats(1.0, 1e4))
 def test_ticks_lie_within_the_axis_and_in_order(low: float, ratio: float) -> None:
     axis = Axis.of([low, low * ratio], 0.0, 100.0)

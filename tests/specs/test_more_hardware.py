@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
+from helpers import every
 
 from planner import Hardware, estimate, load_hardware, load_machine
 from planner.specs.catalog import ENGINES, names
@@ -31,7 +31,7 @@ ALIASES = {
     "trn1": "trainium1",
     "trn2": "trainium2",
 }
-of_every_chip = pytest.mark.parametrize("name", UNMEASURED)
+of_every_chip = every("name", UNMEASURED)
 
 
 def provenances(machine: Hardware) -> Iterator[Provenance]:
@@ -43,15 +43,15 @@ def provenances(machine: Hardware) -> Iterator[Provenance]:
     yield from (row.provenance for row in machine.collectives)
 
 
-@pytest.mark.parametrize("name", [name for name in UNMEASURED if name not in KERNELS_MEASURED])
-@pytest.mark.parametrize("engine", [None, *names(ENGINES)])
+@every("name", [name for name in UNMEASURED if name not in KERNELS_MEASURED])
+@every("engine", [None, *names(ENGINES)])
 def test_no_constant_looks_measured_under_any_engine(name: str, engine: str | None) -> None:
     """Nor those that an engine measured on the chip that a file extends."""
     machine = load_hardware(name) if engine is None else load_machine(name, engine)[0]
     assert {provenance.status for provenance in provenances(machine)} == {"assumed"}
 
 
-@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+@every(("alias", "name"), ALIASES.items())
 def test_usual_names_find_the_file(alias: str, name: str) -> None:
     assert load_hardware(alias) == load_hardware(name)
 
@@ -71,7 +71,7 @@ def test_decoding_takes_longer_than_reading_the_weights_but_not_much(name: str) 
     assert bound_ms < row["tpot_ms"] < 2.5 * bound_ms
 
 
-@pytest.mark.parametrize("name", ["t4", "v100-sxm2"])
+@every("name", ["t4", "v100-sxm2"])
 def test_a_chip_without_bf16_computes_bf16_weights_in_fp16(name: str) -> None:
     machine = load_hardware(name)
     assert "bf16" not in machine.chip.compute_tflops

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from helpers import CONFIGS
+from helpers import CONFIGS, every
 
-from planner import Hardware, Model, estimate, load_engine, load_hardware, load_machine, load_model
+from planner import Hardware, Model, estimate_points, load_engine, load_hardware, load_machine, load_model
 from planner.costs.collectives import Network
 from planner.plans.placement import Placement
 from planner.specs import catalog
@@ -25,11 +25,11 @@ from planner.specs.structure import trusted, validated
 
 FILES = [(family, name) for family in (*FAMILIES, GRAPHS) for name in names(family)]
 PAIRS = list(product(names(HARDWARE), names(ENGINES)))
-of_every_file = pytest.mark.parametrize(("family", "name"), FILES, ids=[f"{f.folder}/{name}" for f, name in FILES])
-of_every_model = pytest.mark.parametrize("name", names(MODELS))
-of_every_hardware = pytest.mark.parametrize("name", names(HARDWARE))
-of_every_engine = pytest.mark.parametrize("name", names(ENGINES))
-of_every_pair = pytest.mark.parametrize(("hardware", "engine"), PAIRS, ids=["+".join(pair) for pair in PAIRS])
+of_every_file = every("family, name", FILES)
+of_every_model = every("name", names(MODELS))
+of_every_hardware = every("name", names(HARDWARE))
+of_every_engine = every("name", names(ENGINES))
+of_every_pair = every("hardware, engine", PAIRS)
 
 REQUIRED = {
     "models": """
@@ -263,21 +263,35 @@ def test_every_engine_has_a_kernel_for_every_collective_on_every_level(hardware:
         assert 0 < network.send(16.0, crossing).item() < 1
 
 
+def priced(hardware: str, engine: str, attention: str, degrees: list[int]) -> list[dict[str, Any]]:
+    """Plans of these degrees, two stages and two replicas where it is 2: together, since they share all names."""
+    twice = [2 if tp == 2 else 1 for tp in degrees]
+    points = {
+        "model": ["llama3-8b"],
+        "hardware": [hardware],
+        "engine": [engine],
+        "attention": [attention],
+        "concurrency": [4],
+        "isl": [64],
+        "osl": [8],
+        "memory_fraction": [0.6],  # leaves room for what a GPU's engine takes outside its budget on the smallest chip
+    }
+    results = estimate_points(points | {"tp": degrees, "pp": twice, "dp": twice}, len(degrees))
+    assert [error for error in results.columns["error"] if error is not None] == []
+    return results.rows()
+
+
 @of_every_pair
 def test_every_engine_prices_plans_on_every_hardware(hardware: str, engine: str) -> None:
     sharding = load_engine(engine).attention[-1]  # batch where the engine can, since that takes all-to-alls
-    plans = ["TP4", f"TP2xPP2xDP2/{sharding}", "TP16"] if sharding != "heads" else ["TP4", "TP2xPP2xDP2", "TP16"]
-    for plan in plans:
-        row = estimate(
-            "llama3-8b",
-            hardware=hardware,
-            engine=engine,
-            plan=plan,
-            concurrency=4,
-            isl=64,
-            osl=8,
-            memory_fraction=0.6,  # leaves room for what a GPU's engine takes outside its budget on the smallest chip
-        )
+    plans = [("heads", {4: "TP4", 16: "TP16"}), (sharding, {2: "TP2xPP2xDP2"})]
+    rows = [
+        (label if attention == "heads" else f"{label}/{attention}", row)
+        for attention, labels in (plans if sharding != "heads" else [("heads", plans[0][1] | plans[1][1])])
+        for label, row in zip(labels.values(), priced(hardware, engine, attention, list(labels)), strict=True)
+    ]
+    assert len(rows) == 3
+    for plan, row in rows:
         assert row["plan"] == plan
         assert 0 < row["tpot_ms"] < row["latency_ms"] < 60_000
         assert 0 < row["memory_gib"] <= row["memory_limit_gib"]
