@@ -8,7 +8,7 @@ waits for those before it, as Pollaczek and Khinchine have it for an M/G/1 queue
     W = rho E (1 + c^2) / (2 (1 - rho)),   rho = rate E,
 
 with c the coefficient of variation of E: 0 where all prompts are equal (M/D/1). Not in it: waiting for KV room while
-more than N requests are in flight, and any percentile; both need a simulation.
+more than N requests are in flight, and any percentile: `planner.simulating` has both.
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ HELPS = (
     "search",
     "diagnose",
     "show",
+    "goodput",
     "memory",
     "launch",
     "validate",

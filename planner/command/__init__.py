@@ -26,6 +26,7 @@ COMMANDS = {
     "diagnose": "whether cutting the sequence pays: roofline, dependencies, crossover, checklist",
     "estimate": "price one given plan, or every row of a file",
     "sweep": "a ranking for every combination of models, chips, lengths and loads",
+    "goodput": "the rate that a plan serves within limits on time, request by request",
     "memory": "what each chip holds, and how much context and concurrency fit",
     "launch": "the lines that start a plan",
     "validate": "the model against published measurements",

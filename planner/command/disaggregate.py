@@ -13,14 +13,14 @@ from planner.errors import NoPlanError
 from planner.phases.colocated import best_colocated
 from planner.phases.disaggregation import Search, disaggregate, frontier
 from planner.phases.question import AFFINITIES, Affinity, Question, check_question
-from planner.phases.rehearsal import Fared, enough_requests, rehearse
+from planner.phases.rehearsal import Fared, rehearse
 from planner.plans.plan import Plan
 from planner.plans.space import Filters
 from planner.report import phases as report
 from planner.report import tabular
 from planner.report.progress import Progress
 from planner.request import CHIPS, MOST_CHIPS, Request
-from planner.simulating.traces import SEED, Trace, requests
+from planner.simulating.traces import SEED, Stream
 from planner.specs.lengths import population_of
 
 PrefillHardware = Annotated[
@@ -73,7 +73,7 @@ Requests = Annotated[
         "--requests",
         min=20,
         max=1_000_000,
-        help="Requests of a simulation; default: 1000, or four times what is in flight.",
+        help="Requests of a simulation; default: as many as show a steady state.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of their random arrivals and lengths.")]
@@ -183,10 +183,9 @@ def run(
         opt.warn(_none(search), quiet)
     fared: dict[report.Each, Fared] = {}
     if attainment is not None:
-        population = population_of(isl, osl, lengths)
+        stream = Stream(population=population_of(isl, osl, lengths), seed=seed, rate=arrival_rate)
         every: list[report.Each] = [*search.deployments[:simulate], *found]
-        drawn = requests(population, count_of_requests or enough_requests(every), seed=seed)
-        fared = _fared(search, every, drawn, population.longest, quiet)
+        fared = _fared(search, every, stream, count_of_requests, quiet)
     table = report.rows(search, found, top, fared)
     tabular.write_rows(table, csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
@@ -194,7 +193,7 @@ def run(
 
 
 def _fared(
-    search: Search, every: Sequence[report.Each], trace: Trace, longest: float, quiet: bool
+    search: Search, every: Sequence[report.Each], stream: Stream, count: int | None, quiet: bool
 ) -> dict[report.Each, Fared]:
     """How simulated requests fare under each; those before an interrupt where there is one."""
     fared: dict[report.Each, Fared] = {}
@@ -202,7 +201,7 @@ def _fared(
     with Progress("simulation", steps * len(every), quiet=quiet) as progress:
         for place, each in enumerate(every):
             try:
-                fared[each] = rehearse(search.question, each, trace, longest, progress.advance)
+                fared[each] = rehearse(search.question, each, stream, progress.advance, count)
             except KeyboardInterrupt:
                 break
             progress.total += progress.done - steps * (place + 1)

@@ -121,6 +121,16 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("two nodes, by address", "launch -m llama3-70b --plan TP8xPP2\n--hosts 10.0.0.1,10.0.0.2"),
         Example("another engine, with its files", "launch -m llama3-70b --plan TP8 --engine trtllm"),
     ),
+    "goodput": (
+        Example(
+            "the highest rate within two limits",
+            "goodput -m llama3-8b --plan TP1\n--max-ttft 300 --max-tpot 12 --requests 300",
+        ),
+        Example(
+            "percentiles at a rate, in bursts", "goodput -m llama3-70b --arrival-rate 2\n--burstiness 2 --requests 200"
+        ),
+        Example("a log played back", "goodput -m llama3-8b --gpus 2\n--trace requests.csv --max-ttft 300"),
+    ),
     "memory": (
         Example("will it start, and with how much context", "memory -m gpt-oss-120b --tp 2"),
         Example(

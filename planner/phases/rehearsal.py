@@ -9,7 +9,7 @@ token is out. Replicas are chosen by how few requests they have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -27,16 +27,13 @@ from planner.request import Request
 from planner.simulating import goodput
 from planner.simulating.fleets import Outcome, outcome
 from planner.simulating.goodput import Goal, Judged
-from planner.simulating.replicas import Job, Replica
-from planner.simulating.traces import Trace
+from planner.simulating.jobs import Job
+from planner.simulating.replicas import Replica
+from planner.simulating.traces import Stream, Trace
 
 Array = NDArray[np.float64]
 SHARE = 0.9
 """Of the requests, those that must keep both limits when it is not said (DistServe's)."""
-FEWEST, FILLS = 1000, 4.0
-"""Requests of a simulation: at least so many, and so many times those that are in flight."""
-PRECISION = 0.02
-"""How close the highest rate is found: closer than a thousand requests tell."""
 
 
 class Pools(NamedTuple):
@@ -125,17 +122,6 @@ def _deployment(request: Request, plan: Plan, chips: int, longest: float) -> goo
     return goodput.Deployment.of(setting, plan, longest, float(work.max_context or 0), work.prefix_hit)
 
 
-def enough_requests(every: Sequence[Deployment | Colocated]) -> int:
-    """Requests that fill deployments often enough for what comes out to be their steady state: FILLS times, or FEWEST.
-
-    A trace that ends before the first answers do shows a deployment that fills, and any rate seems to be served.
-    """
-    flights = [
-        each.batch * each.decode.dp if isinstance(each, Deployment) else each.batch * each.plan.dp for each in every
-    ]
-    return max(FEWEST, int(FILLS * max(flights, default=0.0)))
-
-
 class Fared(NamedTuple):
     """How simulated requests fared under a deployment."""
 
@@ -158,34 +144,33 @@ class Fared(NamedTuple):
 
 
 def rehearse(
-    question: Question, each: Deployment | Colocated, trace: Trace, longest: float, told: Callable[[], None]
+    question: Question,
+    each: Deployment | Colocated,
+    stream: Stream,
+    told: Callable[[], None] = lambda: None,
+    count: int | None = None,
 ) -> Fared:
     """How simulated requests fare: at the rate that is asked, else at the highest that keeps both limits.
 
     Args:
         question: has limits and a share of requests that keeps them.
         each: a pair of pools, or a plan with both phases together.
-        trace: requests at any rate.
-        longest: tokens of the longest request.
+        stream: the requests, at the rate that is asked or at any.
         told: called after each simulation.
+        count: requests; none = as many as a steady state takes (`simulating.goodput.fares`).
 
     Raises:
         InputError: drafts, which are not simulated, or a request that does not fit.
     """
+    longest, limits = sum(stream.longest), question.prefill.limits
     serving = pools_of(question, each, longest) if isinstance(each, Deployment) else _together(question, each, longest)
-    limits = question.prefill.limits
     goal = Goal(limits.ttft, limits.tpot, question.share or SHARE)
     try:
-        if question.rate is not None:
-            found = serving.run(trace.faster(question.rate / trace.rate))
-            told()
-            return Fared.of(goodput.judge(found, goal, question.rate), question.rate)
-        highest = goodput.highest(cast(goodput.Deployment, serving), trace, goal, told, PRECISION)
+        found = goodput.fares(cast(goodput.Deployment, serving), stream, goal, count, told)
     except ValueError as error:
         raise InputError(f"--attainment: {each.label}: {error}") from None
-    if highest.best is None:
-        return Fared.of(highest.idle, 0.0, highest.complete)
-    return Fared.of(highest.best, highest.best.rate, highest.complete)
+    served = question.rate is not None or (found.found is not None and found.found.best is not None)
+    return Fared.of(found.judged, found.judged.rate if served else 0.0, found.complete)
 
 
 def _together(question: Question, each: Colocated, longest: float) -> goodput.Deployment:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.simulating.iterations import Clock
-from planner.simulating.replicas import Gaps, Job, Replica
+from planner.simulating.jobs import Gaps, Job
+from planner.simulating.replicas import Replica
 from planner.simulating.rooms import KvRoom, Rules
 from planner.simulating.traces import Trace
 

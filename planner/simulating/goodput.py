@@ -19,19 +19,26 @@ from planner.plans.plan import Plan
 from planner.simulating.fleets import Outcome, Routing, simulate
 from planner.simulating.iterations import Clock, IterationTime
 from planner.simulating.rooms import KvRoom, Rules, cached_prefix
-from planner.simulating.traces import Trace
+from planner.simulating.traces import Stream, Trace
 
 Array = NDArray[np.float64]
-WARM = 0.1
-"""Share of the requests of a drawn trace that come while the deployment fills, and do not count."""
+FEWEST, MOST = 1000, 20_000
+"""Requests that are drawn where it is not said how many."""
+FILLS = 4.0
+"""How often a deployment must have been filled anew until percentiles stand still."""
+EDGE = 0.25
+"""Share of the time in which requests come that is left out at either end at most (see `judge`)."""
 GROWTH = 0.05
 """A rate is not sustained where the time to the first token grows by more than this with every second: then requests
 come that much faster than they are served, and a longer run would break any limit."""
 PRECISION = 0.01
 """How close the highest rate is found."""
+GAPS = 0.99
+"""Share of the gaps between tokens that must keep their limit."""
 IDLE = 1e-5
-"""Requests per second that stand for next to none: nobody meets another."""
+"""Requests per second at which nobody meets another."""
 _MOST = 2.0**24  # requests per second at which a search gives up
+_LEAST = 4.0**5  # times less than one request in flight: where it gives up on the other side
 
 
 class Goal(NamedTuple):
@@ -43,6 +50,14 @@ class Goal(NamedTuple):
     """Share of the requests that must keep both limits."""
     percentile: float | None = None
     """In the place of attainment: this percentile (0 to 100) of each time must keep its limit."""
+    gap: float | None = None
+    """On the time between two tokens: of all gaps, not request by request, 99 in 100 must keep it."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that there are, by name: ttft, tpot, gap."""
+        given = {"ttft": self.ttft, "tpot": self.tpot, "gap": self.gap}
+        return {name: limit for name, limit in given.items() if limit is not None}
 
 
 class Deployment(NamedTuple):
@@ -109,7 +124,13 @@ class Judged(NamedTuple):
     """Share that keeps each limit, by name."""
     sustained: bool
     """Whether requests are served as fast as they come."""
-    good: bool
+    broken: tuple[str, ...]
+    """What is not kept: ttft, tpot (those that most requests break), gap; load where only the queue grows."""
+
+    @property
+    def good(self) -> bool:
+        """Whether the goal is kept."""
+        return self.sustained and not self.broken
 
     def quantiles(self, name: str, shares: tuple[float, ...] = (0.5, 0.9, 0.99)) -> Array:
         """Quantiles of `ttft`, `tpot`, `latency` or `wait`; NaN where no request has it."""
@@ -124,7 +145,7 @@ class Found(NamedTuple):
     best: Judged | None
     """At the highest good rate; none = no rate is good."""
     idle: Judged
-    """With next to no load: times that no lower rate makes shorter."""
+    """Each request alone: times that no rate makes shorter."""
     beyond: Judged | None
     """At the lowest rate that was tried and is not good; none where no rate was too high."""
     tried: int
@@ -132,44 +153,105 @@ class Found(NamedTuple):
     """False where it was stopped: the best so far."""
 
     @property
-    def bound(self) -> str:
-        """What ends it: ttft, tpot, both, or load (more comes than is served)."""
-        judged = self.beyond if self.best is not None else self.idle
-        if judged is None:
-            return "-"
-        broken = {name: 1 - share for name, share in judged.kept.items()}
-        worst = max(broken.values(), default=0.0)
-        if worst <= 0:
-            return "load"
-        names = [name for name, share in broken.items() if share >= 0.5 * worst]
-        return names[0] if len(names) == 1 else "both"
+    def bound(self) -> tuple[str, ...]:
+        """What is the first to break: ttft, tpot, gap, or load (more comes than is served); () where nothing is."""
+        judged = self.idle if not self.idle.good else self.beyond
+        return () if judged is None else judged.broken
 
 
-def judge(outcome: Outcome, goal: Goal, rate: float, warm: float = WARM) -> Judged:
+class Fared(NamedTuple):
+    """A deployment under a stream of requests: at its rate, or at the highest that is good."""
+
+    judged: Judged
+    """Where no rate is good: each request alone."""
+    found: Found | None
+    """Where the rate was searched."""
+    requests: int
+
+    @property
+    def needed(self) -> int:
+        """Requests after which percentiles stand still: FILLS times as many as are in flight."""
+        flight = self.judged.rate * float(self.judged.outcome.latency.mean())
+        return int(np.ceil(FILLS * flight)) if np.isfinite(flight) else 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing was cut short."""
+        return self.found is None or self.found.complete
+
+
+def fares(
+    deployment: Deployment,
+    stream: Stream,
+    goal: Goal,
+    count: int | None = None,
+    progress: Callable[[], None] = lambda: None,
+) -> Fared:
+    """How a deployment fares.
+
+    Args:
+        deployment: what serves.
+        stream: the requests.
+        goal: what they are promised.
+        count: how many are drawn; none = FEWEST, and more (to MOST) where so few are over too soon.
+        progress: told after each simulation.
+
+    Raises:
+        ValueError: a request that does not fit.
+    """
+    known = count or FEWEST
+    while True:
+        trace = stream.take(known)
+        if stream.searched:
+            found = highest(deployment, trace, goal, progress)
+            fared = Fared(found.best or found.idle, found, trace.length)
+        else:
+            rate = trace.rate
+            fared = Fared(judge(deployment.run(trace), goal, rate, edges=stream.log is not None), None, trace.length)
+            progress()
+        enough = count is not None or stream.log is not None or known >= min(fared.needed, MOST)
+        if enough or not fared.complete or not fared.judged.sustained:  # a queue that grows never stands still
+            return fared
+        known = min(MOST, int(1.2 * fared.needed))
+
+
+def judge(outcome: Outcome, goal: Goal, rate: float, edges: bool = False) -> Judged:
     """How requests fared.
+
+    A deployment begins empty and ends empty, which flatters those that come first and last. Those that come within a
+    mean latency of either end do not count, unless that were more than a quarter of the time.
 
     Args:
         outcome: of a simulation.
         goal: what they are held against.
         rate: at which they came.
-        warm: share of them, the first ones, that do not count.
+        edges: all requests count.
     """
-    counted = slice(int(warm * len(outcome.arrival)), None)
+    span = float(outcome.arrival[-1] - outcome.arrival[0])
+    edge = 0.0 if edges else min(float(outcome.latency.mean()), EDGE * span)
+    ends = outcome.arrival[0] + edge, outcome.arrival[-1] - edge
+    first, last = np.searchsorted(outcome.arrival, ends[0]), np.searchsorted(outcome.arrival, ends[1], side="right")
+    counted = slice(int(first), int(last))
     times = {name: getattr(outcome, name)[counted] for name in ("ttft", "tpot")}
-    every = np.ones(len(times["ttft"]), dtype=bool)
-    kept, good = {}, True
+    every, kept = np.ones(len(times["ttft"]), dtype=bool), {}
     for name, limit in (("ttft", goal.ttft), ("tpot", goal.tpot)):
-        if limit is None:
-            continue
-        keeps = ~(times[name] > limit)  # a time that a request does not have (NaN) breaks no limit
-        kept[name] = float(keeps.mean())
-        every &= keeps
-        good &= goal.percentile is None or kept[name] >= goal.percentile / 100 - 1e-12
+        if limit is not None:
+            keeps = ~(times[name] > limit)  # a time that a request does not have (NaN) breaks no limit
+            kept[name] = float(keeps.mean())
+            every &= keeps
     attained = float(every.mean())
-    if goal.percentile is None:
-        good = attained >= goal.attainment - 1e-12
+    if goal.percentile is not None:
+        broken = [name for name, share in kept.items() if share < goal.percentile / 100 - 1e-12]
+    elif attained < goal.attainment - 1e-12:
+        worst = min(kept.values())
+        broken = [name for name, share in kept.items() if 1 - share >= 0.5 * (1 - worst)]
+    else:
+        broken = []
+    if goal.gap is not None:
+        kept["gap"] = outcome.gaps.share_within(goal.gap)
+        broken += ["gap"] if kept["gap"] < GAPS else []
     sustained = _growth(outcome.arrival[counted], times["ttft"]) <= GROWTH
-    return Judged(rate, outcome, counted, attained, kept, sustained, good and sustained)
+    return Judged(rate, outcome, counted, attained, kept, sustained, tuple(broken or ([] if sustained else ["load"])))
 
 
 def _growth(arrival: Array, ttft: Array) -> float:
@@ -199,7 +281,7 @@ def highest(
         ValueError: a request that does not fit.
     """
     unit = trace.faster(1 / trace.rate)
-    tried = 0
+    tried = 1
 
     def at(rate: float) -> Judged:
         nonlocal tried
@@ -208,18 +290,20 @@ def highest(
         progress()
         return judged
 
-    idle = at(IDLE)
+    alone = unit._replace(arrival=np.arange(unit.length) / IDLE)
+    idle = judge(deployment.run(alone), goal, IDLE, edges=True)
+    progress()
     if not idle.good:
         return Found(None, idle, None, tried)
-    low, high = idle, None
-    rate = deployment.replicas / float(np.mean(idle.outcome.latency))
+    low, high = None, None
+    start = deployment.replicas / float(np.mean(idle.outcome.latency))
+    rate = start
     try:
         while high is None and rate < _MOST:
             judged = at(rate)
             low, high, rate = (judged, None, rate * 2) if judged.good else (low, judged, rate)
-        while high is not None and high.rate > low.rate * (1 + precision):
-            middle = (low.rate + high.rate) / 2 if low.rate > high.rate / 16 else high.rate / 4
-            judged = at(middle)
+        while high is not None and high.rate > (start / _LEAST if low is None else low.rate * (1 + precision)):
+            judged = at(high.rate / 4 if low is None else (low.rate + high.rate) / 2)
             low, high = (judged, high) if judged.good else (low, judged)
     except KeyboardInterrupt:
         return Found(low, idle, high, tried, complete=False)

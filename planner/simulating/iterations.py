@@ -63,12 +63,13 @@ class DecodeRow(NamedTuple):
         index, share = _cell(self.contexts, context)
         return Time(_between(self.whole, index, share), _between(self.slowest, index, share))
 
-    def steps(self, context: float, count: int) -> Array:
+    def steps(self, context: float, count: int, slowest: bool = False) -> Array:
         """[count] seconds of steps that follow one another, the first at this context, each one token further on."""
+        values = self.slowest if slowest else self.whole
         at = context + np.arange(count, dtype=float)
         if at[0] >= self.contexts[0] and at[-1] <= self.contexts[-1]:
-            return np.interp(at, self.contexts, self.whole)
-        return _line(at, self.contexts, self.whole)
+            return np.interp(at, self.contexts, values)
+        return _line(at, self.contexts, values)
 
 
 class Clock(Protocol):
@@ -108,7 +109,8 @@ class IterationTime:
         window = setting.model.attention.window
         self._told_apart = MOST_PROMPTS if groups > 1 or window is not None else 1
         self._edges = np.array([] if window is None else [float(window)])  # of contexts: where another slope begins
-        self._uneven = np.add.outer(groups * np.arange(1.0, 17), [0.0, 1.0]).ravel() if groups > 1 else np.array([])
+        ways = max(groups, plan.cp)  # that requests are divided, whole
+        self._uneven = np.add.outer(ways * np.arange(1.0, 17), [0.0, 1.0]).ravel() if ways > 1 else np.array([])
         self._sequences = float(min(scheduler.max_sequences, 4096))
         self._tokens = float(scheduler.chunk_tokens or min(_MOST_TOKENS, 2 * context))
         self._context = context

@@ -22,80 +22,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.simulating.iterations import Clock
+from planner.simulating.jobs import Gaps, Job, Slot
 from planner.simulating.rooms import KvRoom, Rules
 
 Array = NDArray[np.float64]
+__all__ = ["Job", "Replica"]
 NEVER = float("inf")
-
-
-class Job:
-    """A request on its way through a replica; times in seconds, not yet known: NaN.
-
-    Args:
-        key: whatever the caller knows it by.
-        arrival: when it comes.
-        isl: tokens of its prompt.
-        osl: tokens of its answer, the first of which ends the prompt.
-        cached: prompt tokens whose KV is there already: a cached prefix, or all of a prompt that was computed
-            elsewhere, whose first token then has been emitted too (`emitted`).
-        emitted: tokens of the answer that it has already.
-    """
-
-    __slots__ = (
-        "arrival", "cached", "done", "emitted", "entered", "epoch", "finish", "first", "held", "isl", "joined", "key",
-        "osl", "preempted", "slot", "start", "target",
-    )  # fmt: skip
-
-    def __init__(
-        self, key: int, arrival: float, isl: float, osl: float, cached: float = 0.0, emitted: float = 0.0
-    ) -> None:
-        self.key, self.arrival, self.isl, self.osl, self.cached = key, arrival, isl, osl, cached
-        self.start = self.first = self.finish = float("nan")
-        self.emitted = emitted
-        self.target, self.done = isl, cached  # tokens to have KV of before it decodes, and those that have
-        self.held = 0.0  # blocks when it was admitted
-        self.entered = 0.0  # when the engine sees it
-        self.joined, self.epoch, self.preempted = 0, 0, 0
-        self.slot: _Slot | None = None
-
-
-class _Slot:
-    """Requests that decode in step: all of a replica's, or a microbatch of a pipeline."""
-
-    __slots__ = ("context", "count", "ends", "fresh", "last", "pages", "ready", "size", "weight")
-
-    def __init__(self, block: int) -> None:
-        self.ready = 0.0  # when its next iteration may start
-        self.last = 0.0  # when its last one ended
-        self.count = 0  # iterations so far
-        self.size = 0  # requests
-        self.context = 0.0  # tokens of all of them that have KV
-        self.ends: list[tuple[int, int, int, Job]] = []  # (number of the iteration that ends it, admitted, epoch, job)
-        self.pages = [0.0] * block  # blocks taken in iterations whose number leaves this rest
-        self.weight = 0.0  # their sum
-        self.fresh: list[float] = []  # when those that have not decoded yet got their first token
-
-
-class Gaps(NamedTuple):
-    """Times between two tokens of a request, over all requests and tokens."""
-
-    seconds: Array
-    weight: Array
-    """How many gaps had this length."""
-
-    def quantile(self, share: float) -> float:
-        """The gap that this share of all are no longer than; NaN where there is none."""
-        if not len(self.seconds):
-            return float("nan")
-        order = np.argsort(self.seconds)
-        reached = np.cumsum(self.weight[order])
-        return float(self.seconds[order][np.searchsorted(reached, share * reached[-1] * (1 - 1e-12))])
 
 
 class Replica:
@@ -129,7 +66,7 @@ class Replica:
         self._joining: deque[tuple[float, int, Job]] = deque()
         self._free = 0.0  # when the first stage is
         self._left = 0.0  # when the last iteration leaves the last stage
-        self._slots = [_Slot(kv.block) for _ in range(max(1, min(clock.stages, rules.microbatches)))]
+        self._slots = [Slot(kv.block) for _ in range(max(1, min(clock.stages, rules.microbatches)))]
         self._piped = clock.stages > 1 and len(self._slots) > 1
         self._under_way: deque[float] = deque([0.0] * len(self._slots), len(self._slots))  # when the last ones end
         self._gaps: list[float] = []
@@ -211,7 +148,7 @@ class Replica:
         if slot is not None and slot.size:
             self._run_decodes(at, slot, until)
 
-    def _slot_at(self, at: float) -> _Slot | None:
+    def _slot_at(self, at: float) -> Slot | None:
         """The requests whose turn it is to decode, with those that join them."""
         if self._joining:
             self._join(at)
@@ -238,7 +175,7 @@ class Replica:
 
     # --- prompts --------------------------------------------------------------------------------------------------
 
-    def _chunks(self, at: float, slot: _Slot | None, admit: bool) -> list[tuple[int, Job, float]]:
+    def _chunks(self, at: float, slot: Slot | None, admit: bool) -> list[tuple[int, Job, float]]:
         """(admission, job, tokens) of the prompts that take part in an iteration."""
         rules = self.rules
         found: list[tuple[int, Job, float]] = []
@@ -279,7 +216,7 @@ class Replica:
             job.start = at
         return self._admissions
 
-    def _run_prompts(self, at: float, slot: _Slot | None, chunks: list[tuple[int, Job, float]]) -> None:
+    def _run_prompts(self, at: float, slot: Slot | None, chunks: list[tuple[int, Job, float]]) -> None:
         """One iteration with prompt tokens, and the decodes of a slot if there is one."""
         new = pairs = prior = 0.0
         for _, job, tokens in chunks:
@@ -292,7 +229,7 @@ class Replica:
         end = self._occupy(at, time.whole, time.slowest)
         self.prefilled += new
         if slot is not None:
-            self._step(slot, at, end)
+            self._step(slot, end)
         if any(job.done >= job.target for _, job, _ in chunks):
             self._filling = [(number, job) for number, job in self._filling if job.done < job.target]
             for number, job, _ in chunks:
@@ -327,23 +264,24 @@ class Replica:
 
     # --- decodes --------------------------------------------------------------------------------------------------
 
-    def _run_decodes(self, at: float, slot: _Slot, until: float) -> None:
+    def _run_decodes(self, at: float, slot: Slot, until: float) -> None:
         """Pure decode steps of a slot: as many as nothing comes between, or one where others are in the pipeline."""
         row = self.clock.decoding(slot.size)
         context = slot.context / slot.size + 1
-        if self._piped and (self.outstanding > slot.size):
-            time = row.at(context)
-            self._step(slot, at, self._occupy(at, time.whole, time.slowest))
-            return
-        steps = min(self._next_end(slot) - slot.count, self._steps_in_room(slot))
         horizon = until
         if self.waiting and self.waiting[0].entered > at:
             horizon = min(horizon, self.waiting[0].entered)
+        if self._piped and len(self.running) > slot.size:
+            if not self._run_rounds(at, horizon):
+                time = row.at(context)
+                self._step(slot, self._occupy(at, time.whole, time.slowest))
+            return
+        steps = min(self._next_end(slot) - slot.count, self._steps_in_room(slot))
         first = row.at(context)
         if horizon < NEVER:
             steps = min(steps, 1 + int(max(0.0, horizon - at) / first.whole))
         if steps <= 1:
-            self._step(slot, at, self._occupy(at, first.whole, first.slowest))
+            self._step(slot, self._occupy(at, first.whole, first.slowest))
             return
         ends = at + np.cumsum(row.steps(context, steps))
         if horizon < NEVER:  # an iteration that starts before it is still run
@@ -353,16 +291,60 @@ class Replica:
         if self._piped:  # there is nothing else in it
             self.busy += first.slowest * (more + 1) - (end - at)
         self.iterations += more
-        self._step(slot, at, float(ends[0]), ends[1:])
+        self._step(slot, float(ends[0]), ends[1:])
 
-    def _next_end(self, slot: _Slot) -> int:
+    def _run_rounds(self, at: float, horizon: float) -> bool:
+        """Pure decode steps of all microbatches in turn, as many rounds as nothing comes between.
+
+        Returns:
+            False where something may: nothing was run then.
+        """
+        slots = sorted((slot for slot in self._slots if slot.size), key=lambda slot: slot.ready)
+        rounds = min(self._next_end(slot) - slot.count for slot in slots)
+        growth = sum(slot.weight for slot in slots) * (rounds // self.kv.block + 1)
+        if self._filling or self._joining or rounds < 2 or self.used + growth > self.kv.blocks:
+            return False
+        rows = [self.clock.decoding(slot.size) for slot in slots]
+        contexts = [slot.context / slot.size + 1 for slot in slots]
+        if horizon < NEVER:
+            rounds = min(rounds, 2 + int(max(0.0, horizon - at) / rows[0].at(contexts[0]).whole))
+        whole, slowest = (
+            [row.steps(context, rounds, end).tolist() for row, context in zip(rows, contexts, strict=True)]
+            for end in (False, True)
+        )
+        ends: list[list[float]] = [[] for _ in slots]
+        ready, free, left, busy = [slot.ready for slot in slots], self._free, self._left, 0.0
+        for number in range(rounds):
+            for place, over in enumerate(ready):
+                start = free if free > over else over
+                if start >= horizon:
+                    break
+                spent = slowest[place][number]
+                left = max(start + whole[place][number], left + spent)
+                free = start + spent
+                busy += spent
+                ready[place] = left
+                ends[place].append(left)
+            else:
+                continue
+            break
+        self._free, self._left, self.busy = free, left, self.busy + busy
+        self._under_way.extend(sorted(end for found in ends for end in found[-len(slots) :])[-len(slots) :])
+        self._free = max(free, self._under_way[0])
+        for slot, found in zip(slots, ends, strict=True):
+            self.iterations += len(found)
+            if found:
+                self._step(slot, found[0], np.array(found[1:]))
+        return True
+
+    def _next_end(self, slot: Slot) -> int:
         """The number of the iteration that ends the next answer."""
         ends = slot.ends
         while ends[0][2] != ends[0][3].epoch:  # given up since
             heappop(ends)
         return ends[0][0]
 
-    def _steps_in_room(self, slot: _Slot) -> int:
+    def _steps_in_room(self, slot: Slot) -> int:
         """Steps for which there are blocks; at least the one that room was made for."""
         free, weight, block = self.kv.blocks - self.used, slot.weight, self.kv.block
         if weight <= 0:
@@ -376,7 +358,7 @@ class Replica:
             steps += 1
         return max(1, steps)
 
-    def _step(self, slot: _Slot, at: float, end: float, further: Array | None = None) -> None:
+    def _step(self, slot: Slot, end: float, further: Array | None = None) -> None:
         """Lets a slot's requests emit a token in an iteration that ends then, and in further ones that follow it.
 
         Those that have all of their tokens leave: no answer ends before the last of these iterations.
@@ -403,7 +385,7 @@ class Replica:
                 job.emitted = job.osl
                 self._finish(job, end)
 
-    def _note_gaps(self, slot: _Slot, end: float, further: Array | None) -> None:
+    def _note_gaps(self, slot: Slot, end: float, further: Array | None) -> None:
         old = slot.size - len(slot.fresh)
         if slot.fresh:
             self._gaps += [end - since for since in slot.fresh]
@@ -417,7 +399,7 @@ class Replica:
 
     # --- leaving --------------------------------------------------------------------------------------------------
 
-    def _withdraw(self, slot: _Slot, number: int, job: Job) -> None:
+    def _withdraw(self, slot: Slot, number: int, job: Job) -> None:
         """Takes a request that decodes out of its slot, and gives its blocks back."""
         steps = slot.count - job.joined
         slot.size -= 1
@@ -440,7 +422,7 @@ class Replica:
         if self.on_finish is not None:
             self.on_finish(job)
 
-    def _make_room(self, slot: _Slot) -> bool:
+    def _make_room(self, slot: Slot) -> bool:
         """Sends requests back to the queue until a slot's next iteration has its blocks; whether any had to go."""
         starved = False
         while slot.size > 1 or self._filling:
@@ -454,7 +436,7 @@ class Replica:
             starved = True
         return starved
 
-    def _may_go(self, job: Job, slot: _Slot) -> bool:
+    def _may_go(self, job: Job, slot: Slot) -> bool:
         """Whether a request can be given up now: those of other microbatches are under way."""
         return job.slot is slot or (job.slot is None and job.done < job.target)
 

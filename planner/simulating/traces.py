@@ -48,6 +48,38 @@ class Trace(NamedTuple):
         return Trace(self.arrival[which], self.isl[which], self.osl[which])
 
 
+class Stream(NamedTuple):
+    """Where requests come from: a log, or a population that they are drawn from."""
+
+    log: Trace | None = None
+    population: Population | None = None
+    burstiness: float = 1.0
+    seed: int = SEED
+    rate: float | None = None
+    """Requests per second; none = as the log has them, or to be searched."""
+
+    @property
+    def searched(self) -> bool:
+        """Whether no rate is known."""
+        return self.rate is None and self.log is None
+
+    @property
+    def longest(self) -> tuple[float, float]:
+        """(isl, osl) that the longest request may have."""
+        if self.log is not None:
+            place = int(np.argmax(self.log.isl + self.log.osl))
+            return float(self.log.isl[place]), float(self.log.osl[place])
+        return (1.0, 1.0) if self.population is None else self.population.longest
+
+    def take(self, count: int) -> Trace:
+        """So many requests, drawn anew; of a log all. At their rate, or at 1 a second where it is searched."""
+        trace = self.log
+        if trace is None:
+            assert self.population is not None
+            trace = requests(self.population, count, self.burstiness, self.seed)
+        return trace if self.rate is None else trace.faster(self.rate / trace.rate)
+
+
 def requests(population: Population, count: int, burstiness: float = 1.0, seed: int = SEED) -> Trace:
     """Requests at a mean rate of 1 a second, of a population's lengths; `Trace.faster` makes it any other.
 

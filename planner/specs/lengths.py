@@ -85,10 +85,12 @@ class Population(NamedTuple):
         return np.maximum(1.0, np.round(isl)), np.maximum(1.0, np.round(osl))
 
     @property
-    def longest(self) -> float:
-        """Tokens of the longest request, prompt and answer."""
-        most = self.isl.max() + self.osl.max() if self.weight is None else np.max(self.isl + self.osl)
-        return float(most)
+    def longest(self) -> tuple[float, float]:
+        """(isl, osl) of the longest request, rounded up."""
+        if self.weight is None:
+            return math.ceil(self.isl.max()), math.ceil(self.osl.max())
+        place = int(np.argmax(self.isl + self.osl))
+        return math.ceil(self.isl[place]), math.ceil(self.osl[place])
 
 
 def population_of(isl: str, osl: str, lengths: str | None) -> Population:

@@ -49,6 +49,9 @@ CONTRACT = {
     "--model -m --graph --hardware -H --engine --gpus --phase --isl --osl --concurrency --layers --weights --kv-cache "
     "--memory-limit --method --chains --budget --seed --beta --restart --devices --microbatches --form --beside --jobs "
     "--csv --json --plot --no-header --quiet --debug": ("search",),
+    "--model --hardware --engine --gpus --plan --tp --pp --dp --isl --osl --lengths --max-ttft --max-tpot --max-gap "
+    "--attainment --percentile --arrival-rate --trace --burstiness --requests --seed --prefill --routing --top --csv "
+    "--json --no-header --quiet --debug": ("goodput",),
     "--csv --json": ("models", "hardware", "engines", "show", "calibrate"),
     "--nccl --gemm --serving --output --engine-output --name --force --hardware --engine --model --plan --tp --pp --dp "
     "--weights --kv-cache --isl --osl --concurrency --no-header --quiet --debug": ("calibrate",),
@@ -70,6 +73,7 @@ CONTRACT = {
         "launch",
         "calibrate",
         "search",
+        "goodput",
         "models",
         "hardware",
         "engines",
@@ -102,6 +106,7 @@ def test_every_command_word_runs() -> None:
     words |= {"launch": ("-m", "llama3-8b"), "crossover": ("-m", "llama3-8b", "--to", "9")}
     words |= {"search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
     words |= {"disaggregate": ("-m", "llama3-8b", "--gpus", "2")}
+    words |= {"goodput": ("-m", "llama3-8b", "--gpus", "1", "--arrival-rate", "2", "--requests", "60")}
     words |= {"diagnose": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
     for name in command.COMMANDS:

@@ -14,6 +14,7 @@ from planner.request import Request
 from planner.simulating.iterations import IterationTime
 from planner.simulating.rooms import KvRoom, Rules
 from planner.specs.catalog import load_machine, load_model
+from planner.specs.workload import Workload
 
 
 class Problem(NamedTuple):
@@ -27,11 +28,13 @@ class Problem(NamedTuple):
 
 
 @cache
-def problem(model: str, hardware: str, engine: str | None, label: str, tokens: int | None = None) -> Problem:
-    """A plan; `tokens` is another token budget of iterations."""
+def problem(
+    model: str, hardware: str, engine: str | None, label: str, tokens: int | None = None, weights: str | None = None
+) -> Problem:
+    """A plan; `tokens` is another token budget of iterations, `weights` another dtype."""
     machine, software = load_machine(hardware, engine)
     software, plan = software.limited(None, tokens), Plan.parse(label)
-    request = Request(load_model(model), machine, software, plan.chips)
+    request = Request(load_model(model), machine, software, plan.chips, Workload(weights=weights))
     placement = Placement.of(machine, plan.chips, None)
     setting = setting_of(request, placement, structure_of(plan))
     clock = IterationTime.of(setting, plan)
