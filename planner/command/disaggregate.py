@@ -127,6 +127,7 @@ def run(
     tp: opt.Tp = None,
     pp: opt.Pp = None,
     ep: opt.Ep = None,
+    cp: opt.Cp = None,
     attention: opt.Attention = None,
     prefill_attention: opt.PrefillAttention = None,
     ffn: opt.Ffn = None,
@@ -153,7 +154,7 @@ def run(
         isl, osl, None, "continuous", weights, kv_cache, max_context, None, prefix_hit, arrival_rate, lengths
     )  # fmt: skip
     limits = limits_of(max_ttft, max_tpot, None, memory_limit, memory_fraction)
-    filters = filters_of(tp, pp, None, ep, None, attention, prefill_attention, ffn, prefill_ffn, grid)
+    filters = filters_of(tp, pp, None, ep, cp, attention, prefill_attention, ffn, prefill_ffn, grid)
 
     def asked(name: str | None, own: str | None) -> Request:
         only = filters if own is None else _only(filters, own)
@@ -216,7 +217,7 @@ def _only(filters: Filters, label: str) -> Filters:
     """The filters that leave one plan of a replica."""
     plan = Plan.parse(label)
     return filters._replace(
-        tp=(plan.tp,), pp=(plan.pp,), ep=(plan.ep,), attention=(plan.attention,),
+        tp=(plan.tp,), pp=(plan.pp,), ep=(plan.ep,), cp=(plan.cp,), attention=(plan.attention,),
         prefill_attention=(plan.prefill_attention,), ffn=(plan.ffn,), prefill_ffn=(plan.prefill_ffn,),
         grid=(plan.grid,) if plan.grid else (),
     )  # fmt: skip

@@ -126,11 +126,13 @@ def disaggregate(question: Question, listed: Sequence[Site] | None = None) -> Se
     refused: list[tuple[str, Refused]] = []
     count, first, step = 0, np.inf, np.inf
     for site in places:
-        pairs = pairs_of(question, site)
-        found += _in_nodes(question, site, pairs) if site.nodes else _anywhere(question, pairs)
+        for split in question.splits:
+            pairs = pairs_of(split, site)
+            found += _in_nodes(split, site, pairs) if site.nodes else _anywhere(split, pairs)
+            if split.prefill_share is None:  # the same pairs each time
+                count += pairs.transfer.size
         refused += [("prefill", each) for each in site.prompts.refused]
         refused += [("decode", each) for each in site.answers.refused]
-        count += pairs.transfer.size
         first = min(first, float(np.min(site.prompts.mean_through, initial=np.inf)))
         step = min(step, float(np.min(site.answers.steps, initial=np.inf)))
     return Search(question, sorted(_once(found), key=_order(question)), refused, count, first, step)
@@ -175,10 +177,12 @@ def _order(question: Question) -> Callable[[Deployment], tuple[float, ...]]:
 
 
 def _once(deployments: Iterable[Deployment]) -> list[Deployment]:
-    """Each pair of plans once."""
+    """Each pair of plans on so many chips once: as it can serve most."""
     found: dict[tuple[str, int], Deployment] = {}
     for each in deployments:
-        found.setdefault((each.label, each.gpus), each)
+        key = (each.label, each.gpus)
+        if key not in found or each.highest > found[key].highest * (1 + ALMOST):
+            found[key] = each
     return list(found.values())
 
 
@@ -293,7 +297,7 @@ def _seated(
     plans = pairs.prompts.plans[row], pairs.answers.plans[column]
 
     def fits(prefill: int, decode: int, chips: int) -> bool:
-        groups = [(plan.tp, plan.pp * count) for plan, count in zip(plans, (prefill, decode), strict=True)]
+        groups = [(plan.stage_chips, plan.pp * count) for plan, count in zip(plans, (prefill, decode), strict=True)]
         return packs(groups, chips, domain)
 
     used = sum(plan.replica_chips * count for plan, count in zip(plans, counts, strict=True))
@@ -301,7 +305,7 @@ def _seated(
         if question.mixed:
             requests = (question.prefill, question.decode)
             used = sum(
-                Placement.of(each.hardware, 1).fewest(plan.tp, plan.pp, count)
+                Placement.of(each.hardware, 1).fewest(plan.tp, plan.pp, count, plan.cp)
                 for each, plan, count in zip(requests, plans, counts, strict=True)
             )
         most = min(question.chips, 2 * used + (domain or 0))

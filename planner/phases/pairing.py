@@ -91,11 +91,11 @@ def pairs_of(question: Question, site: Site) -> Pairs:
 
 def _prefill_rates(question: Question, prompts: Prompts) -> Array:
     """[plans] the highest rate of one replica within the limit on TTFT: of means, or of a share of the prompts."""
-    limit, service, share = question.prefill.limits.ttft, prompts.mean_service, question.share_of_phase
+    limit, service, shares = question.prefill.limits.ttft, prompts.mean_service, question.shares
     if limit is None:
         return np.asarray(BUSY / service)
-    if share is not None:
-        return rate_of_share(np.full(len(service), limit), prompts.through, prompts.service, prompts.weights, share)
+    if shares is not None:
+        return rate_of_share(np.full(len(service), limit), prompts.through, prompts.service, prompts.weights, shares[0])
     return rate_within(limit - prompts.mean_through, service, prompts.variation)
 
 
@@ -105,8 +105,8 @@ def _decode_rates(question: Question, answers: Answers, visible: Array) -> Array
     For a share of the requests it is not the mean batch that keeps the limit, but the one that they see at most.
     """
     rates = np.zeros(visible.shape)
-    limit, share = question.prefill.limits.tpot, question.share_of_phase
-    deviations = 0.0 if share is None else NormalDist().inv_cdf(share)
+    limit, shares = question.prefill.limits.tpot, question.shares
+    deviations = 0.0 if shares is None else NormalDist().inv_cdf(shares[1])
     for index in range(len(answers.plans)):
         steps = np.maximum.accumulate(answers.steps[index])
         left = np.full(len(visible), np.inf) if limit is None else limit - visible[:, index] / answers.answers
@@ -143,7 +143,7 @@ def _distinct(pool: Prompts | Answers) -> NDArray[np.intp]:
     most = pool.held if isinstance(pool, Prompts) else pool.most
     best: dict[tuple[float, ...], int] = {}
     for index, plan in enumerate(pool.plans):
-        key = (plan.tp, plan.pp, plan.ep, float(f"{times[index]:.9e}"))
+        key = (plan.tp, plan.pp, plan.ep, plan.cp, float(f"{times[index]:.9e}"))
         other = best.setdefault(key, index)
         if (most[index], -len(plan.label)) > (most[other], -len(pool.plans[other].label)):
             best[key] = index

@@ -14,6 +14,8 @@ AFFINITIES: tuple[Affinity, ...] = ("high", "low")
 phases of an instance stand in the same nodes, stage by stage, and the KV stays inside them (its algorithm 2)."""
 BUSY = 0.8
 """Share of their time that prefill replicas work where no limit on TTFT says less, and that wires may at most."""
+NEARLY = 0.9
+"""Of the requests that may break a limit, those that break one of the two where nearly all of them do."""
 MOST_NODES = 8
 """Nodes over which one instance's pipeline is cut at most, where both phases stand in the same ones."""
 
@@ -31,6 +33,8 @@ class Question(NamedTuple):
     """KV is sent layer by layer while the prompt computes; else when it is done."""
     share: float | None = None
     """Of the requests, those that keep both limits; none = means keep them."""
+    prefill_share: float | None = None
+    """... and those that keep the limit on TTFT; none = as many as keep the one on TPOT."""
 
     @property
     def chips(self) -> int:
@@ -63,9 +67,20 @@ class Question(NamedTuple):
         return self.prefill.hardware.name != self.decode.hardware.name
 
     @property
-    def share_of_phase(self) -> float | None:
-        """Of the requests, those that keep one limit where the two have nothing to do with each other."""
-        return None if self.share is None else float(self.share**0.5)
+    def shares(self) -> tuple[float, float] | None:
+        """Of the requests, those that keep the limit of each phase, where one has nothing to do with the other."""
+        if self.share is None:
+            return None
+        prefill = float(self.share**0.5) if self.prefill_share is None else self.prefill_share
+        return prefill, self.share / prefill
+
+    @property
+    def splits(self) -> tuple[Question, ...]:
+        """The question with each way that is looked at to divide what may break a limit between the two phases."""
+        if self.share is None:
+            return (self,)
+        most = self.share + NEARLY * (1 - self.share)
+        return tuple(self._replace(prefill_share=share) for share in (None, self.share / most, most))
 
     @property
     def bounded(self) -> bool:

@@ -53,7 +53,8 @@ def cache_of(setting: Setting, plans: list[Plan], isl: float) -> Cache:
     rows = Rows.of_plans(plans, isl=float(np.ceil(isl)), osl=0.0, concurrency=1.0)._replace(dp=np.ones(len(plans)))
     chip = fit(alone, rows, clip=False).kv
     whole = fit(alone, rows._replace(pp=np.ones(rows.length)), clip=False).kv
-    holding = np.ones(rows.length) if setting.structure.attention == "batch" else rows.tp / rows.attention_dp
+    groups = np.array([each.stage_chips if each.attention == "batch" else each.sharding.batch for each in plans])
+    holding = np.array([each.stage_chips for each in plans]) / groups  # chips of a stage that hold parts of a request
     return Cache(whole * holding, chip, np.ceil(setting.model.layers / rows.pp))
 
 
