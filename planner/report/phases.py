@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from planner.phases.colocated import Colocated
 from planner.phases.disaggregation import Deployment, Search
 from planner.phases.rehearsal import Fared
+from planner.ranking import error_bar
 from planner.report.figures import plural, prompt, short
 from planner.report.table import Column, Row, lay_out, paragraphs, show, width
 from planner.units import GIB, HOUR, MS
@@ -20,7 +22,7 @@ COLUMNS = (
     "decode_step_ms", "stall_ms", "kv_gib", "transfer_ms", "visible_transfer_ms", "decode_batch", "decode_batch_most",
     "prefill_utilisation", "wires_utilisation", "binds", "prefill_memory_gib", "decode_memory_gib",
     "prefill_memory_limit_gib", "decode_memory_limit_gib", "nodes_per_unit", "simulated_requests_per_s",
-    "simulated_requests_per_s_per_gpu", "attained", "ttft_p90_ms", "tpot_p90_ms",
+    "simulated_requests_per_s_per_gpu", "attained", "ttft_p90_ms", "tpot_p90_ms", "tie",
 )  # fmt: skip
 TOGETHER = "colocated"
 EQUAL = 5e-4
@@ -55,6 +57,9 @@ def rows(
         found.append(row)
     if search.question.bounded:
         found.sort(key=_per_dollar if search.question.mixed else _per_chip)
+        for above, row in pairwise(found):
+            measure = _per_dollar if search.question.mixed else _per_chip
+            row["tie"] = abs(measure(row) - measure(above)) <= abs(measure(above)) * error_bar(search.question.prefill)
     for place, row in enumerate(found):
         row["rank"] = place + 1
     return [{name: row[name] for name in COLUMNS} for row in found]
@@ -180,7 +185,7 @@ def print_disaggregation(search: Search, colocated: Sequence[Colocated], table: 
     simulated = any(row["attained"] is not None for row in table)
     dear = any(row["usd_per_mtok"] is not None for row in table)
     every = [
-        (True, Column("#", lambda row: str(row["rank"]))),
+        (True, Column("#", lambda row: f"{'~' if row['tie'] else ''}{row['rank']}")),
         (True, Column("prefill -> decode", plans, right=False)),
         (True, Column("chips", _chips, right=False, keep=8)),
         (not rated, Column("req/s", lambda row: short(row["requests_per_s"]), keep=6 if simulated else 8)),
@@ -244,6 +249,8 @@ def _caption(search: Search, colocated: Sequence[Colocated], table: Sequence[Row
             "80 % of their time."
         )
     texts.append(_basis(table))
+    if any(row["tie"] for row in table):
+        texts[-1] += f" ~ = within {error_bar(request):.0%} of the row above: a tie."
     return [text for text in texts if text]
 
 

@@ -82,7 +82,7 @@ def at_rate(share: float, rate: float) -> Question:
 
 
 def test_the_share_that_closed_forms_promise_is_kept_and_little_more_would_be() -> None:
-    """At the rate of the closed forms for nine tenths of the requests, two points less at most, and a fifth beyond it."""
+    """At the rate of the closed forms for nine tenths of requests, two points less at most, and a fifth beyond it."""
     found, steps = pair(share=0.9), []
     at, over = (
         rehearse(at_rate(0.9, rate), found, STREAM._replace(rate=rate), lambda: steps.append(1), 1200)
