@@ -199,9 +199,12 @@ def sites(question: Question) -> Iterator[Site]:
 
 
 def site_anywhere(question: Question) -> Site:
-    """High affinity: any prefill replica feeds any decode replica, over the wires that span all of them."""
+    """High affinity: any prefill replica feeds any decode replica, over the wires that span all of them.
+
+    A replica spans MOST_NODES nodes at most, unless the pools are given.
+    """
     chips, requests = question.chips, (question.prefill, question.decode)
-    sizes = question.pools or (chips, chips)
+    sizes = question.pools or tuple(min(chips, MOST_NODES * (each.hardware.domain or chips)) for each in requests)
     places = [Placement.of(each.hardware, size) for each, size in zip(requests, sizes, strict=True)]
     outermost = max(len(each.hardware.network) for each in requests) - 1
     level = outermost if question.mixed else int(places[0].span(np.asarray(chips)))

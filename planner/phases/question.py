@@ -17,7 +17,7 @@ BUSY = 0.8
 NEARLY = 0.9
 """Of the requests that may break a limit, those that break one of the two where nearly all of them do."""
 MOST_NODES = 8
-"""Nodes over which one instance's pipeline is cut at most, where both phases stand in the same ones."""
+"""Nodes that a replica spans at most."""
 
 
 class Question(NamedTuple):

@@ -43,7 +43,7 @@ def test_a_rate_is_served_by_the_fewest_chips_and_simulated() -> None:
 
 
 def test_limits_for_a_share_of_requests_are_simulated() -> None:
-    done = run(*SMALL, *SLO, "--attainment", 0.9, "--requests", 60, "--simulate", 1, "--csv", "-")
+    done = run(*SMALL, *SLO, "--attainment", 0.9, "--requests", 30, "--simulate", 1, "--csv", "-")
     assert (done.status, done.err) == (0, "")
     assert all(float(row["attained"]) >= 0.9 for row in done.rows)
     assert all(float(row["simulated_requests_per_s"]) > 0 for row in done.rows)

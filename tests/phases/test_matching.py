@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.phases.matching import for_counts, for_rate, packs, within_chips
@@ -20,6 +20,7 @@ def arrays(first: float, second: float) -> tuple[np.ndarray, np.ndarray]:
     return np.array([[first]]), np.array([[second]])
 
 
+@settings(max_examples=30)
 @given(rates=st.tuples(RATES, RATES), sizes=st.tuples(SIZES, SIZES), most=st.integers(2, 24))
 def test_no_counts_serve_more_on_so_many_chips(rates: tuple[float, float], sizes: tuple[int, int], most: int) -> None:
     found = within_chips(arrays(*rates), arrays(*map(float, sizes)), most)
@@ -38,6 +39,7 @@ def test_no_counts_serve_more_on_so_many_chips(rates: tuple[float, float], sizes
         assert min(x * rates[0], (y - 1) * rates[1]) < rate
 
 
+@settings(max_examples=30)
 @given(rates=st.tuples(RATES, RATES), asked=st.floats(0.1, 500.0))
 def test_the_fewest_replicas_serve_a_rate(rates: tuple[float, float], asked: float) -> None:
     found = for_rate(arrays(*rates), asked)
@@ -68,6 +70,7 @@ def seatable(groups: tuple[int, ...], free: tuple[int, ...]) -> bool:
     return any(seatings(groups, free))
 
 
+@settings(max_examples=30)
 @given(first=st.integers(1, 8), second=st.integers(1, 8), counts=st.tuples(SIZES, SIZES), chips=st.integers(1, 24))
 def test_what_is_seated_fits(first: int, second: int, counts: tuple[int, int], chips: int) -> None:
     """First fit never seats what cannot be; and misses nothing where sizes divide the node."""

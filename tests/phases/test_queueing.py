@@ -29,6 +29,7 @@ def test_the_papers_three_forms() -> None:
     assert np.isinf(mean_ttft(1.0, 1.0, 1.0))
 
 
+@settings(max_examples=30)
 @given(alone=TIMES, busy=st.floats(0.01, 0.95), speed_up=st.floats(1.0, 2.0))
 def test_they_are_the_papers_for_any_numbers(alone: float, busy: float, speed_up: float) -> None:
     rate = busy / alone
@@ -54,6 +55,7 @@ def test_a_simulated_pipeline_waits_as_long(stages: int, busy: float) -> None:
     assert abs(ttft.mean() - float(inter_op_ttft(alone, rate, stages))) < 3 * standard_error(ttft)
 
 
+@settings(max_examples=30)
 @given(slack=st.floats(0.0, 50.0), service=TIMES, variation=st.floats(0.0, 3.0))
 def test_the_highest_rate_waits_just_as_long_as_it_may(slack: float, service: float, variation: float) -> None:
     rate = rate_within(slack, service, variation)

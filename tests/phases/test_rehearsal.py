@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from asking import request
@@ -10,7 +12,7 @@ from planner import Filters, InputError, Limits
 from planner.phases.colocated import best_colocated
 from planner.phases.disaggregation import Deployment, disaggregate
 from planner.phases.question import Question
-from planner.phases.rehearsal import pools_of, rehearse
+from planner.phases.rehearsal import Pools, pools_of, rehearse
 from planner.simulating.queueing import waits
 from planner.simulating.traces import Stream, Trace
 from planner.specs.lengths import population_of
@@ -19,6 +21,7 @@ LIMITS = Limits(ttft=0.5, tpot=0.03)
 ISL, OSL = 1024, 128
 STREAM = Stream(population=population_of(str(ISL), str(OSL), None), seed=5)
 TRACE = STREAM.take(1200)
+FEW = TRACE.part(np.arange(300))
 
 
 def question(share: float | None = None, tp: int = 4) -> Question:
@@ -27,8 +30,14 @@ def question(share: float | None = None, tp: int = 4) -> Question:
     return Question(asked, asked, share=share)
 
 
+@cache
 def pair(share: float | None = None) -> Deployment:
     return disaggregate(question(share)).deployments[0]
+
+
+@cache
+def pools() -> Pools:
+    return pools_of(question(), pair(), ISL + OSL)
 
 
 @pytest.mark.parametrize("busy", [0.4, 0.75])
@@ -39,7 +48,7 @@ def test_requests_wait_and_decode_as_the_closed_forms_say(busy: float) -> None:
     rate = busy / service
     here = Question(*(each._replace(workload=each.workload._replace(arrival_rate=rate)) for each in question()[:2]))
     closed = next(each for each in disaggregate(here).deployments if each.label == found.label)
-    run = pools_of(question(), found, ISL + OSL).run(TRACE.faster(rate / TRACE.rate))
+    run = pools().run(TRACE.faster(rate / TRACE.rate))
     counted = slice(120, 1100)  # neither while pools fill nor while they empty
     assert run.ttft[counted].mean() == pytest.approx(
         closed.first + waits(run.arrival, service)[counted].mean(), rel=0.01
@@ -50,28 +59,25 @@ def test_requests_wait_and_decode_as_the_closed_forms_say(busy: float) -> None:
 
 def test_no_request_is_lost_and_none_is_answered_before_its_kv_is_there() -> None:
     found = pair()
-    pools = pools_of(question(), found, ISL + OSL)
-    run = pools.run(TRACE.faster(5.0))
-    assert np.array_equal(run.osl, TRACE.osl)
-    assert len(run.finish) == TRACE.length
+    run = pools().run(FEW.faster(5.0))
+    assert np.array_equal(run.osl, FEW.osl)
+    assert len(run.finish) == FEW.length
     assert np.all(run.start >= run.arrival)
     assert np.all(run.first > run.start)
-    assert np.all(run.finish >= run.first + pools.visible + (OSL - 1) * found.step * 0.5)
-    again = pools.run(TRACE.faster(5.0))
+    assert np.all(run.finish >= run.first + pools().visible + (OSL - 1) * found.step * 0.5)
+    again = pools().run(FEW.faster(5.0))
     assert np.array_equal(run.finish, again.finish)
 
 
 def test_slow_wires_delay_the_second_token_by_what_they_take() -> None:
     """One request every ten seconds: all that shows of a transfer lies between its first and its second token."""
-    found = pair()
-    pools = pools_of(question(), found, ISL + OSL)
     apart = Trace(np.arange(4) * 10.0, np.full(4, float(ISL)), np.full(4, float(OSL)))
-    usual = pools.run(apart)
-    slow = pools._replace(transfer=1.5, visible=1.5).run(apart)
+    usual = pools().run(apart)
+    slow = pools()._replace(transfer=1.5, visible=1.5).run(apart)
     assert np.allclose(slow.first, usual.first)
-    assert np.allclose(slow.finish - usual.finish, 1.5 - pools.visible)
+    assert np.allclose(slow.finish - usual.finish, 1.5 - pools().visible)
     together = Trace(np.zeros(3), np.full(3, float(ISL)), np.full(3, float(OSL)))
-    queued = pools._replace(transfer=1.5, visible=0.1).run(together)  # one prompt's KV after the other
+    queued = pools()._replace(transfer=1.5, visible=0.1).run(together)  # one prompt's KV after the other
     assert queued.finish.max() >= queued.first.min() + 0.1 + 2 * 1.5
 
 
@@ -96,11 +102,11 @@ def test_the_share_that_closed_forms_promise_is_kept_and_little_more_would_be() 
 
 def test_the_highest_rate_is_searched() -> None:
     found = pair(share=0.9)
-    fared = rehearse(question(share=0.9), found, STREAM, count=300)
+    fared = rehearse(question(share=0.9), found, STREAM, count=200)
     assert fared.attained >= 0.9
-    most = found.rate / found.prefill_busy  # three hundred requests tell little: above the closed form, below all of it
+    most = found.rate / found.prefill_busy  # two hundred requests tell little: above the closed form, below all of it
     assert 0.9 * found.rate < fared.rate < most
-    together = rehearse(question(share=0.9), best_colocated(question().prefill)[0], STREAM, count=150)
+    together = rehearse(question(share=0.9), best_colocated(question().prefill)[0], STREAM, count=60)
     assert together.attained >= 0.9
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from asking import request
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import load_machine, load_model
@@ -56,6 +56,7 @@ def test_published_sizes() -> None:
     assert cache("deepseek-v3", "TP8", 1024).total[0] == 8 * latent.total[0]  # whole on every rank
 
 
+@settings(max_examples=30)
 @given(
     layers=st.integers(1, 80),
     compute=st.floats(1e-3, 2.0),
@@ -73,6 +74,7 @@ def test_what_shows_is_what_a_wire_has_left(layers: int, compute: float, whole: 
     assert found <= at_once == whole
 
 
+@settings(max_examples=30)
 @given(scale=st.floats(1.0, 100.0), size=st.floats(1e5, 1e10))
 def test_faster_wires_never_take_longer(scale: float, size: float) -> None:
     hardware, engine = load_machine("h100")
