@@ -10,6 +10,7 @@ import numpy as np
 from planner.phases.colocated import Colocated
 from planner.phases.disaggregation import Deployment, Search
 from planner.phases.rehearsal import Fared
+from planner.phases.standing import standing
 from planner.ranking import error_bar
 from planner.report.figures import plural, prompt, short
 from planner.report.table import Column, Row, lay_out, paragraphs, show, width
@@ -23,6 +24,7 @@ COLUMNS = (
     "prefill_utilisation", "wires_utilisation", "binds", "prefill_memory_gib", "decode_memory_gib",
     "prefill_memory_limit_gib", "decode_memory_limit_gib", "nodes_per_unit", "simulated_requests_per_s",
     "simulated_requests_per_s_per_gpu", "attained", "ttft_p90_ms", "tpot_p90_ms", "tie",
+    "extrapolates", "assumed",
 )  # fmt: skip
 TOGETHER = "colocated"
 EQUAL = 5e-4
@@ -52,6 +54,7 @@ def rows(
         row = _apart(search, each) if isinstance(each, Deployment) else _together(search, each)
         row["tokens_per_s"] = row["requests_per_s"] * work.osl
         row["requests_per_s_per_gpu"] = row["requests_per_s"] / row["gpus"]
+        row["extrapolates"], row["assumed"] = standing(search.question, each)
         if fared and each in fared:
             row |= _simulated(row, fared[each])
         found.append(row)
@@ -251,7 +254,20 @@ def _caption(search: Search, colocated: Sequence[Colocated], table: Sequence[Row
     texts.append(_basis(table))
     if any(row["tie"] for row in table):
         texts[-1] += f" ~ = within {error_bar(request):.0%} of the row above: a tie."
+    texts.append(_standing(table))
     return [text for text in texts if text]
+
+
+def _standing(table: Sequence[Row]) -> str:
+    """What of the rows lies beyond measurements, in how many of them, and what is assumed."""
+    counts: dict[str, int] = {}
+    for row in table:
+        for word in (row["extrapolates"] or "").split(", "):
+            counts[word] = counts.get(word, 0) + bool(word)
+    words = [word if count == len(table) else f"{word} in {count}" for word, count in counts.items() if word]
+    beyond = f"Beyond the measurements behind the engine: {', '.join(words)}. " if words else ""
+    assumed = dict.fromkeys(word for row in table for word in (row["assumed"] or "").split(", ") if word)
+    return f"{beyond}Assumed, not measured: {', '.join(assumed)}." if assumed else beyond.strip()
 
 
 def _basis(table: Sequence[Row]) -> str:

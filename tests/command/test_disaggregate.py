@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from helpers import run
@@ -24,6 +25,11 @@ def test_pairs_and_the_plan_with_both_phases_together_are_ranked() -> None:
     rates = [float(row["requests_per_s_per_gpu"]) for row in rows]
     assert rates == sorted(rates, reverse=True)
     assert {row["kind"] for row in rows} == {"disaggregated", "colocated"}
+    assert all("elementwise" in row["assumed"] for row in rows)
+    assert all("pp" not in row["extrapolates"] for row in rows)
+    for above, row in pairwise(rows):
+        gap = 1 - float(row["requests_per_s_per_gpu"]) / float(above["requests_per_s_per_gpu"])
+        assert (row["tie"] == "true") == (gap <= 0.1)
     apart = next(row for row in rows if row["kind"] == "disaggregated")
     assert float(apart["ttft_ms"]) <= 500.01
     assert float(apart["tpot_ms"]) <= 30.01
