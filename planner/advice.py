@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.errors import InputError, NoPlanError
 from planner.plans.plan import Plan
+from planner.plans.sharding import WORDS, sharding_of
 from planner.plans.space import Refused
 from planner.pricing import Priced, floored, most_requests
 from planner.request import MOST_CHIPS, TIMES, Request
@@ -48,7 +49,12 @@ def _none_fits(request: Request, where: str, plans: Sequence[Refused]) -> str:
         return f"no plan for {where} {what}. Closest: {_labelled(closest, reason)}. {_roomier(request)}"
     if plans:
         first = plans[0]
-        return f"no plan for {where} is valid. {_labelled(first.plan, first.reason)}"
+        wider = any(
+            word not in WORDS and sharding_of(word, 0).chips > request.gpus for word in request.filters.attention
+        )
+        enough = _fewest_chips(request) if wider and not request.filters.tp else None
+        change = f". {SMALLEST}--gpus {enough}" if enough else ""
+        return f"no plan for {where} is valid. {_labelled(first.plan, first.reason)}{change}"
     return f"no plan for {where} is left by the filters"
 
 

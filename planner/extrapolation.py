@@ -130,7 +130,7 @@ def _worded(rows: int, names: Sequence[str], masks: Sequence[NDArray[np.bool_]])
     code = np.zeros(rows, dtype=np.int64)
     for place, mask in enumerate(masks):
         code |= mask.astype(np.int64) << place
-    for number in np.unique(code).tolist():
+    for number in sorted(set(code.tolist())):  # np.unique would import numpy.ma, which takes longer than all of this
         words = ", ".join(name for place, name in enumerate(names) if number >> place & 1)
         texts[code == number] = words or None
     return texts

@@ -21,6 +21,7 @@ from planner.plans.rules import draft_refusal
 from planner.plans.space import Refused, enumerate_plans
 from planner.request import TIMES, Limits, Request, check
 from planner.results import Results, results_of
+from planner.specs.engine import Scheduler
 from planner.units import GIB, MS
 
 Array = NDArray[np.float64]
@@ -377,7 +378,7 @@ def _loads(which: NDArray[np.intp], most: Array) -> tuple[NDArray[np.intp], Arra
     Rows of a plan stand together, loads ascending.
     """
     top = int(np.ceil(np.log2(np.max(most)))) + 1
-    steps = np.unique([step for power in range(top + 1) for step in (2.0**power, np.floor(1.5 * 2.0**power))])
+    steps = np.array(sorted({step for power in range(top + 1) for step in (2.0**power, np.floor(1.5 * 2.0**power))}))
     loads = [np.append(steps[steps < limit], limit) for limit in most]
     return np.repeat(which, [len(load) for load in loads]), np.concatenate(loads)
 
@@ -456,6 +457,7 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
     over = fitted.weights + fitted.other >= limit
     beyond = limit + fitted.outside > setting.budget.chip * (1 + 1e-9)
     short = concurrency > fitted.max_concurrency
+    grouped = setting.structure.attention == "data"
     reasons: list[str | None] = [None] * len(over)
     for index in np.flatnonzero(over | beyond | short):
         if over[index]:
@@ -470,18 +472,23 @@ def memory_reasons(setting: Setting, fitted: Fit, concurrency: Array) -> list[st
             )
         elif fitted.by_memory[index] >= concurrency[index]:
             reasons[index] = (
-                f"the engine runs at most {_sequences(setting.engine.scheduler.max_sequences)} a replica"
+                f"the engine runs at most {_sequences(setting.engine.scheduler, grouped)} a replica"
                 f"{', and as many as its tokens of an iteration leave for drafts' if setting.drafting else ''}, "
                 f"{fitted.max_concurrency[index]:.0f} in all, {concurrency[index]:.0f} asked; "
                 f"there is KV room for {fitted.by_memory[index]:.0f}"
             )
         else:
+            held, free = fitted.kv[index], limit - fitted.weights[index] - fitted.other[index]
+            # else it is pages still empty that would overflow, or another stage
+            figures = f" ({held / GIB:.1f} GiB on the fullest chip, {free / GIB:.1f} GiB free)" if held > free else ""
             reasons[index] = (
                 f"KV room for {fitted.max_concurrency[index]:.0f} requests of {fitted.needed[index]:.0f} tokens, "
-                f"{concurrency[index]:.0f} asked"
+                f"{concurrency[index]:.0f} asked{figures}"
             )
     return reasons
 
 
-def _sequences(count: int) -> str:
-    return f"{count} sequence{'' if count == 1 else 's'}"
+def _sequences(scheduler: Scheduler, grouped: bool) -> str:
+    count = scheduler.max_sequences
+    which = {"each": " in each group of", "shared": " shared out to the groups of"}[scheduler.group_sequences]
+    return f"{count} sequence{'' if count == 1 else 's'}{which if grouped else ''}"

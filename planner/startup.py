@@ -9,6 +9,7 @@ import numpy as np
 from planner.costs.layers import Formats
 from planner.costs.memory import Budget, Room, needed_tokens, room
 from planner.costs.rows import structure_of
+from planner.costs.scheduling import sequences_of
 from planner.costs.speculation import Drafting, room_with_draft
 from planner.costs.weights import Shard, Stages
 from planner.errors import InputError
@@ -132,7 +133,7 @@ class Start(NamedTuple):
     def requests(self) -> int:
         """Requests of the longest context that run at once: what memory holds, up to the engine's own limit."""
         held = float(self.room.requests(self.request_tokens))
-        return int(min(held, self.engine.scheduler.max_sequences))
+        return int(min(held, float(sequences_of(self.engine.scheduler, self.attention_dp))))
 
     def longest(self) -> int:
         """The longest context of which one request fits: whole blocks, or the model's own where that fits."""

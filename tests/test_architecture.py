@@ -13,7 +13,7 @@ PACKAGE = ROOT / "planner"
 ORDER = [
     "_version", "errors", "units", "specs", "plans", "costs",
     "extrapolation", "results", "request", "points", "arriving", "pricing", "sizing", "advice", "ranking", "simulating",
-    "sequence", "diffusion", "sensitivity", "estimating", "sweeping", "startup", "launching", "explaining", "crossing",
+    "diffusion", "sensitivity", "estimating", "sweeping", "startup", "launching", "explaining", "crossing",
     "phases", "diagnosing", "opgraph", "evidence", "api", "report", "command",
 ]  # fmt: skip
 """Rooms in the order in which data flows: one may import from those before it, and from itself."""

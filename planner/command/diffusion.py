@@ -236,7 +236,9 @@ def launch(context: typer.Context) -> None:
 
     rows = [
         {"plan": split.label, "engine": request.sampler.name, "node": node, "command": line}
-        for node, line in enumerate(lines(request.model, request.hardware, request.sampler, split, request.job))
+        for node, line in enumerate(
+            lines(request.model, request.hardware, request.sampler, split, request.job, request.weights)
+        )
     ]
     tabular.write_rows(rows, options["csv"], options["json"], not options["no_header"])
     if not opt.is_piped(options["csv"], options["json"]) and not options["quiet"]:
@@ -249,7 +251,7 @@ def _print_launch(request: Any, split: Any) -> None:
     from planner.errors import NoPlanError  # noqa: PLC0415
 
     try:
-        found = lines(request.model, request.hardware, request.sampler, split, request.job)
+        found = lines(request.model, request.hardware, request.sampler, split, request.job, request.weights)
     except NoPlanError as error:
         print(f"# {error}")
         return

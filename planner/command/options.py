@@ -93,7 +93,11 @@ Arrivals = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option("--weights", metavar="DTYPE", help="bf16, fp16, fp8, int8, int4, mxfp4; default: the model's own."),
+    typer.Option(
+        "--weights",
+        metavar="DTYPE",
+        help="bf16, fp16, fp8, int8, int4, mxfp4, or two of four pruned as bf16-2:4; default: the model's own.",
+    ),
 ]
 KvCache = Annotated[
     str | None, typer.Option("--kv-cache", metavar="DTYPE", help="bf16, fp16, fp8, int8; default: the engine's rule.")

@@ -48,6 +48,9 @@ class Spread(NamedTuple):
     """Load of the fullest rank against the mean over many tokens; 1 = uniform routing."""
     total: Num | None = None
     """Tokens of the whole group; none = every attention group has as many as the one that is counted."""
+    padded: Num | bool = False
+    """Where tokens are not sent to the ranks of their experts, kernels run on the rows of all pairs of the group, a
+    rank's own and zeros for the others (`Engine.expert_rows`)."""
 
     @property
     def ranks(self) -> Num:
@@ -67,6 +70,11 @@ class Spread(NamedTuple):
         """(token, expert) pairs on the fullest rank."""
         tokens = self.tokens(work)
         return fullest(tokens, experts.top_k, experts.routed, self.ep, self.imbalance, self.redundant)
+
+    def rows(self, experts: Experts, work: Pass) -> Num:
+        """Rows that stand between the grouped products of the fullest rank, those of zeros included."""
+        own = self.assignments(experts, work)
+        return np.where(self.padded, np.maximum(own, self.tokens(work) * experts.top_k), own)
 
     def touched(self, experts: Experts, work: Pass) -> Num:
         """Experts of the fullest rank whose weights a pass reads."""
@@ -91,6 +99,8 @@ def expert_operations(model: Model, shard: Shard, work: Pass, formats: Formats, 
     The router runs in 16 bit on a rank's own tokens, the grouped products on what is sent to the rank (rows: its
     assignments; weights: its experts that have any). Ordering rows by expert, activation and weighted sum are
     memory-bound kernels. Shared experts are a dense FFN on the attention group's own tokens, divided over its ranks.
+    Where rows are `padded`, only numbers are ordered (the product reads a token where it lies), and activation and
+    weighted sum run on the pairs of all ranks, after the products have written zeros into those of others.
 
     Args:
         model: with experts.
@@ -101,24 +111,25 @@ def expert_operations(model: Model, shard: Shard, work: Pass, formats: Formats, 
     """
     experts, d, native = _experts(model), model.hidden, formats.native
     own = work.tokens
-    rows = spread.assignments(experts, work)
+    rows, every = spread.assignments(experts, work), spread.rows(experts, work)
     read = touched(rows, spread.tokens(work), experts.top_k, experts.routed + spread.redundant, spread.ep)
     inputs = model.ffn.inputs * shard.expert
     router = (d * experts.routed + experts.routed * experts.router_bias) * formats.weights.plain_bytes
     choosing = own * (2 * experts.routed * _LOGITS + experts.top_k * _CHOICE)
+    ordering = np.where(spread.padded, every * 2 * _CHOICE, rows * d * 2 * ACT)
     operations = [
         gemm("router", own, d, experts.routed, router, native),
         Operation("top-k", "elementwise", native, activation_bytes=choosing),
-        Operation("rows by expert", "elementwise", native, activation_bytes=rows * d * 2 * ACT),
-        _grouped("expert gate_up", rows, read, d, inputs, formats, bias=inputs * experts.bias),
+        Operation("rows by expert", "elementwise", native, activation_bytes=ordering),
+        _grouped("expert gate_up", rows, read, d, inputs, formats, inputs * experts.bias, every),
         Operation(
             "expert activation",
             "elementwise",
             native,
-            activation_bytes=rows * shard.expert * (model.ffn.inputs + 1) * ACT,
+            activation_bytes=every * shard.expert * (model.ffn.inputs + 1) * ACT,
         ),
-        _grouped("expert down", rows, read, shard.expert, d, formats, bias=d * experts.bias),
-        Operation("weighted sum", "elementwise", native, activation_bytes=(rows + own) * d * ACT),
+        _grouped("expert down", rows, read, shard.expert, d, formats, d * experts.bias, every),
+        Operation("weighted sum", "elementwise", native, activation_bytes=(every + own) * d * ACT),
     ]
     return operations + _shared(model, own, formats, spread)
 
@@ -129,15 +140,20 @@ def _experts(model: Model) -> Experts:
     return model.experts
 
 
-def _grouped(name: str, rows: Num, read: Num, inner: Num, outer: Num, formats: Formats, bias: Num) -> Operation:
-    """Products [rows of an expert, inner] x [inner, outer] for all experts with rows, as one kernel."""
+def _grouped(
+    name: str, rows: Num, read: Num, inner: Num, outer: Num, formats: Formats, bias: Num, every: Num
+) -> Operation:
+    """Products [rows of an expert, inner] x [inner, outer] for all experts with rows, as one kernel.
+
+    It writes `every` row, zeros into those that are not the rank's.
+    """
     return Operation(
         name,
         "grouped_gemm",
         formats.compute,
         flops=2 * rows * inner * outer,
         weight_bytes=read * (inner * outer * formats.weights.bytes + bias * formats.weights.plain_bytes),
-        activation_bytes=rows * (inner + outer) * ACT,
+        activation_bytes=(rows * inner + every * outer) * ACT,
     )
 
 

@@ -75,6 +75,8 @@ class Transfer(NamedTuple):
     behind: tuple[str, ...] = ()
     """Operations that run at the same time, with `beside` of their time; only what lasts longer is waited for."""
     beside: Num = 0.0
+    by_request: bool = False
+    """Whether that of one request may go while the next one's attention runs (`Engine.sequence_overlap`)."""
 
 
 class Pass(NamedTuple):
@@ -430,9 +432,12 @@ def _along_sequence(model: Model, shard: Shard, work: Pass, structure: Structure
     latent, dh = attention.latent, attention.head_dim
     query, value = (dh, dh) if latent is None else (latent.cached, latent.kv_rank)
     token = 2 * dh * shard.kv_heads if latent is None else latent.cached
+    exchanged: tuple[tuple[str, CollectiveOp, float], ...] = (
+        ("queries along the sequence", "all_gather", query * ACT),
+        ("partial outputs", "all_to_all", value * ACT + LSE),
+    )
     transfers = [
-        Transfer("queries along the sequence", "all_gather", rows * gathered * query * ACT, axes="sequence"),
-        Transfer("partial outputs", "all_to_all", rows * gathered * (value * ACT + LSE), axes="sequence"),
+        Transfer(name, op, rows * gathered * size, axes="sequence", by_request=True) for name, op, size in exchanged
     ]
     if latent is None and np.any(shard.cache_heads > shard.kv_heads):
         # ranks that compute different KV heads keep different tokens of them all

@@ -9,6 +9,7 @@ from planner.costs.layers import Pass, causal_pairs
 from planner.costs.memory import cached_tokens
 from planner.costs.roofline import Parts, plus
 from planner.costs.rows import Rows
+from planner.costs.scheduling import budget_of, prompts_together
 from planner.costs.speculation import answer_steps, decode_rows, decoded, iteration
 from planner.costs.step import PassTime, Replica
 from planner.costs.weights import Num
@@ -31,8 +32,8 @@ def continuous_prefill(
     Mixed: the prompt's chunks fill the engine's token budget beside the decodes that ride along; each iteration
     replaces a decode step, of which there cannot be more than the others' answers have. Separate: a pass alone.
     Where more prompts come than there are decode steps (b > osl), several share a pass, up to the token budget.
-    Groups of data-parallel attention have a budget each and go in step: where prompts come in waves, each has one in
-    a pass; where they come one by one, a pass of one group's prompt holds up all.
+    Groups of data-parallel attention go in step, so a pass of one group's prompt holds up all: where prompts come in
+    waves, each group has one in a pass; where they come one by one, as many as fall together (`prompts_together`).
     Occupied is the time until the next prompt can follow, which in a pipeline is less than the way through all stages.
     Cached tokens are a chunk that is done already: none is computed, all are attended to and so read back.
     """
@@ -41,15 +42,22 @@ def continuous_prefill(
     cached = _cached(replica, rows)
     fresh = plus(rows.isl, cached * -1.0)
     steps_each = answer_steps(replica, rows.osl)
-    together = np.minimum(rows.attention_dp, micro) if waves else np.ones_like(micro)
-    waiting = np.maximum(together, micro / steps_each)  # prompts that come in the time of one pass
+    groups, waiting = (
+        rows.attention_dp,
+        np.maximum(1.0, micro / steps_each),
+    )  # prompts that come in the time of one pass
     riding = micro - waiting if mixed else np.zeros_like(micro)
-    if scheduler.chunk_tokens is None:
-        chunk = fresh
+    chunk, budget = fresh, budget_of(scheduler, groups)
+    if budget is not None:
+        budget = np.maximum(1.0, budget - decode_rows(replica, riding) / groups)
+        chunk = np.minimum(fresh, budget)
+    beside = np.ceil(fresh / chunk) if mixed else 1.0  # passes of a prompt between which there are steps of others
+    together = np.minimum(groups, micro) if waves else prompts_together(groups, micro, beside, steps_each)
+    waiting = np.maximum(together, waiting)
+    riding = micro - waiting if mixed else riding
+    if budget is None:
         packed = waiting if mixed else together
     else:
-        budget = np.maximum(1.0, scheduler.chunk_tokens - decode_rows(replica, riding) / rows.attention_dp)
-        chunk = np.minimum(fresh, budget)
         packed = np.maximum(together, np.minimum(waiting, budget * together / fresh))
     whole_chunks = np.ceil(fresh / chunk) - 1
     done = plus(whole_chunks * chunk, cached)
@@ -117,8 +125,9 @@ def static_prefill(replica: Replica, rows: Rows, b: Array, microbatches: Array) 
     fresh = plus(rows.isl, cached * -1.0)
     total = b * fresh
     per_pass = np.ceil(b / microbatches) * fresh
-    if replica.engine.scheduler.chunk_tokens is not None:
-        per_pass = np.minimum(per_pass, replica.engine.scheduler.chunk_tokens)
+    budget = budget_of(replica.engine.scheduler, rows.attention_dp)
+    if budget is not None:
+        per_pass = np.minimum(per_pass, budget * np.minimum(rows.attention_dp, np.ceil(b / microbatches)))
     whole_passes = np.ceil(total / per_pass) - 1
     done = whole_passes * per_pass
 

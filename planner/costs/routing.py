@@ -93,7 +93,8 @@ def _chosen_groups(groups: int, held: Array, top_groups: int, chosen: int) -> Ar
         here = int(count)
         return math.comb(here, chosen) * math.comb(groups - here, top_groups - chosen) / of_all
 
-    return np.asarray(np.vectorize(of_node, otypes=[float])(held))
+    counts, which = np.unique(held, return_inverse=True)  # few, on any number of rows
+    return np.array([of_node(count) for count in counts])[which].reshape(held.shape)
 
 
 def fullest(tokens: Num, top_k: Num, experts: Num, ranks: Num, imbalance: Num = 1.0, redundant: Num = 0.0) -> Array:

@@ -18,6 +18,7 @@ from planner.costs.memory import Budget, Room, held_tokens, needed_tokens, room
 from planner.costs.prefill import continuous_prefill, static_prefill
 from planner.costs.roofline import Parts, averaged, plus
 from planner.costs.rows import Rows
+from planner.costs.scheduling import sequences_of
 from planner.costs.speculation import (
     Drafting,
     Speculating,
@@ -26,7 +27,7 @@ from planner.costs.speculation import (
     room_with_draft,
 )
 from planner.costs.step import PassTime, Replica
-from planner.costs.weights import Num, matmul_parameters
+from planner.costs.weights import matmul_parameters
 from planner.plans.placement import Placement
 from planner.specs.dtypes import kv_dtype, weight_dtype
 from planner.specs.engine import Engine
@@ -103,11 +104,12 @@ def fit(setting: Setting, rows: Rows, clip: bool) -> Fit:
     replica = replica_of(setting, rows)
     space = _room(setting, replica, rows)
     isl, osl = (rows.isl, rows.osl) if setting.lengths is None else setting.lengths.seen(rows.isl, rows.osl)
-    drafted = 0.0 if setting.drafting is None else rows.spec_tokens  # KV of tokens that may yet be rejected
+    drafted_at_all = None if setting.drafting is None else rows.spec_tokens
+    drafted = 0.0 if drafted_at_all is None else drafted_at_all  # KV of tokens that may yet be rejected
     asked = plus(isl, drafted), osl, plus(rows.max_context, drafted)
     needed = needed_tokens(setting.engine, *asked)
     held_at_most = space.requests(needed)
-    most = np.minimum(held_at_most, _sequences(setting, drafted))
+    most = np.minimum(held_at_most, sequences_of(setting.engine.scheduler, rows.attention_dp, drafted_at_all))
     batch = np.ceil(rows.concurrency / rows.dp)
     running = rows.concurrency
     if clip:
@@ -141,14 +143,6 @@ def _room(setting: Setting, replica: Replica, rows: Rows) -> Room:
     return room_with_draft(
         space, drafting, rows.spec_tokens, setting.engine, setting.structure, setting.budget, replica.tp, replica.pp
     )
-
-
-def _sequences(setting: Setting, drafted: Num) -> Num:
-    """Requests that a replica runs at most: in mixed iterations each takes 1 + k of the tokens of the budget."""
-    scheduler = setting.engine.scheduler
-    if setting.drafting is None or scheduler.prefill != "mixed" or scheduler.chunk_tokens is None:
-        return scheduler.max_sequences
-    return np.minimum(scheduler.max_sequences, np.floor(scheduler.chunk_tokens / (drafted + 1.0)))
 
 
 class Estimates(NamedTuple):

@@ -97,7 +97,9 @@ class Replica:
     def spread(self) -> Spread:
         """How the group's ranks share the experts."""
         ep, exchange = (1 if self.ep is None else self.ep), self.engine.exchange or Exchange()
-        return Spread(ep, self.tp / ep, self.own_groups, exchange.redundant, exchange.imbalance)
+        sent = (self.own_groups > 1) & (np.asarray(ep) > 1) & (exchange.kind == "all_to_all")
+        padded = ~sent & (self.engine.expert_rows == "all")
+        return Spread(ep, self.tp / ep, self.own_groups, exchange.redundant, exchange.imbalance, padded=padded)
 
     @cached_property
     def nodes(self) -> NDArray[np.int_]:
@@ -127,6 +129,10 @@ class Replica:
     def stages(self) -> Stages:
         """Layers per pipeline stage."""
         return Stages.of(self.model, self.pp)
+
+
+_DECODING = ("attention_decode", "attention_latent")
+"""Kinds of kernels that attend for requests that decode."""
 
 
 class PassTime(NamedTuple):
@@ -179,21 +185,26 @@ def _segments(replica: Replica, work: Pass) -> tuple[_Layers, Parts, Parts]:
     totals = {True: sum(kind.experts for kind in replica.model.layer_kinds())} if replica.model.experts else {}
     for index, (experts, counts) in enumerate(replica.layer_counts):
         operations, transfers = replica.count(work, experts)
-        layer = Parts()
+        layer, attending = Parts(), Parts()
         hiding = {name for transfer in transfers for name in transfer.behind}
         lasting: dict[str, Num] = {}
         for operation in operations:
             if operation.place == "layer":
                 parts = priced(replica, operation)
                 layer += parts
+                attending += parts if operation.kind in _DECODING else Parts()
                 if operation.name in hiding:
                     lasting[operation.name] = parts.total
             elif index == 0:  # the ends are counted with each kind of layer, and are there once
                 ends[operation.place] += priced(replica, operation)
-        for transfer in transfers:
-            if transfer.place != "layer" and index > 0:
-                continue
-            seconds = replica.network.price(transfer, replica.groups(transfer.axes))
+        timed = [
+            (transfer, replica.network.price(transfer, replica.groups(transfer.axes)))
+            for transfer in transfers
+            if transfer.place == "layer" or index == 0
+        ]
+        seen = _by_request(replica, work, timed, attending)
+        for transfer, alone_for in timed:
+            seconds = alone_for * seen if transfer.by_request else alone_for
             if transfer.behind:
                 meanwhile: Num = sum(lasting[name] for name in transfer.behind)
                 seconds = np.maximum(0.0, seconds - transfer.beside * meanwhile)
@@ -216,6 +227,22 @@ def _segments(replica: Replica, work: Pass) -> tuple[_Layers, Parts, Parts]:
             held.rest + layer * np.maximum(0.0, every - first - last),
         )
     return held, ends["first"], ends["last"]
+
+
+def _by_request(replica: Replica, work: Pass, timed: list[tuple[Transfer, Num]], attending: Parts) -> Num:
+    """Share of the exchanges along a sequence that is waited for, where one request's go beside another's attention.
+
+    B requests take a for attention and c for the exchange each: B (a + c) one after the other, but in turn
+    a + (B - 1) max(a, c) + c (Helix, arXiv 2507.07120, batch-wise overlap): (1 - 1/B) min(A, C) of the sums is hidden.
+    """
+    overlap = replica.engine.sequence_overlap
+    if overlap is None or not replica.structure.sequence:
+        return 1.0
+    exchanged = sum((seconds for transfer, seconds in timed if transfer.by_request), np.zeros(1))
+    groups = 1 if replica.attention_dp is None else replica.attention_dp
+    requests = np.maximum(1.0, np.ceil(work.requests / groups))
+    hidden = (1 - 1 / requests) * np.minimum(exchanged, attending.compute + attending.memory)
+    return 1.0 - overlap.fraction * hidden / np.where(exchanged > 0, exchanged, 1.0)
 
 
 def _launched(replica: Replica, work: Pass, layer: Parts) -> Parts:

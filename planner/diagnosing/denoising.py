@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from planner.costs.layers import Operation
 from planner.diagnosing.framework import (
@@ -19,6 +20,7 @@ from planner.diagnosing.framework import (
     precision_check,
     reach_word,
     spot,
+    stored_otherwise,
 )
 from planner.diffusion.counting import count_block, count_ends, patch_bytes, rows_of
 from planner.diffusion.job import Job, grid_of, job_of
@@ -46,12 +48,12 @@ def diagnose(request: Request) -> Diagnosis:
     """
     model, job = request.model, request.job
     request = request._replace(objective="latency", parallel_vae=True)
-    setting = setting_of(request)
+    setting, known = setting_of(request), _Ranked({})
     size = f"{job.width}x{job.height}" + (f"x{job.frames}" if model.is_video else "")
     return Diagnosis(
         model.name, request.hardware, f"{request.sampler.name} {request.sampler.version}", request.gpus,
         f"{size}, {job.steps} steps", (_spot(request, setting),), (_reach(setting),),
-        (_over_sizes(request), _over_chips(request)), tuple(_checks(request, setting)),
+        (_over_sizes(request, known), _over_chips(request, known)), tuple(_checks(request, setting, known)),
     )  # fmt: skip
 
 
@@ -82,18 +84,31 @@ def _reach(setting: Setting) -> Dependency:
     patches = max(count for count in range(1, max(PATCHES) + 1) if rows % count == 0)
     share = 1.0 / patches
     why = (
-        f"all patches are known and look both ways; only the patch itself (1 of {patches}) must be of this "
+        f"bidirectional over patches, all of which are known; only the patch itself (1 of {patches}) must be of this "
         "step, the rest may be one step old"
     )
     return Dependency("denoising step", share, reach_word(share), "natural", why)
 
 
-def _length(request: Request, length: int) -> Length:
+class _Ranked(NamedTuple):
+    """Rankings by chips and job: both verdicts and the checklist ask for that of the request itself."""
+
+    known: dict[tuple[int, Job], list[Row]]
+
+    def rows(self, request: Request) -> list[Row]:
+        """Plans, best first; () where none is left."""
+        key = request.gpus, request.job
+        if key not in self.known:
+            try:
+                self.known[key] = rank(request).rows
+            except NoneLeftError:
+                self.known[key] = []
+        return self.known[key]
+
+
+def _length(request: Request, length: int, known: _Ranked) -> Length:
     """The best plan with a cut of the sequence beside the best one without."""
-    try:
-        rows = rank(request).rows
-    except NoneLeftError:
-        return Length(length, None, None)
+    rows = known.rows(request)
 
     def first(cut: bool) -> tuple[str, float] | None:
         found = next((row for row in rows if _cuts(row) == cut), None)
@@ -106,7 +121,7 @@ def _cuts(row: Row) -> bool:
     return bool(row["ulysses"] * row["ring"] * row["pipefusion"] * row["distrifusion"] > 1)
 
 
-def _over_sizes(request: Request) -> Verdict:
+def _over_sizes(request: Request, known: _Ranked) -> Verdict:
     model, job = request.model, request.job
     if model.is_video:
         stride = model.latent.time_stride
@@ -119,7 +134,7 @@ def _over_sizes(request: Request) -> Verdict:
             jobs.append((job.height, job))
         asked, axis = job.height, "pixels of a side"
     lengths = tuple(
-        _length(request._replace(job=made), value) for value, made in sorted(jobs, key=lambda each: each[0])
+        _length(request._replace(job=made), value, known) for value, made in sorted(jobs, key=lambda each: each[0])
     )
     return Verdict("denoising step", axis, lengths, next(each for each in lengths if each.length == asked))
 
@@ -132,17 +147,17 @@ def _square(request: Request, side: int) -> Job | None:
         return None
 
 
-def _over_chips(request: Request) -> Verdict:
+def _over_chips(request: Request, known: _Ranked) -> Verdict:
     values, chips = [], 2
     while chips < request.gpus:
         values.append(chips)
         chips *= 2
     values.append(request.gpus)
-    lengths = tuple(_length(request._replace(gpus=count), count) for count in values)
+    lengths = tuple(_length(request._replace(gpus=count), count, known) for count in values)
     return Verdict("denoising step", "chips", lengths, lengths[-1])
 
 
-def _checks(request: Request, setting: Setting) -> Iterator[Check]:
+def _checks(request: Request, setting: Setting, known: _Ranked) -> Iterator[Check]:
     model, hardware, job = request.model, request.hardware, request.job
     _, now = _alone(setting)
     taller = job._replace(height=job.height + model.latent.multiple)
@@ -168,16 +183,16 @@ def _checks(request: Request, setting: Setting) -> Iterator[Check]:
         + ", ".join(f"{block:,.0f} tokens over {name}" for name, block in blocks)
         + f"; {request.gpus} chips leave {tokens // request.gpus} each",
     )  # fmt: skip
-    _, stored = _alone(setting_of(request._replace(weights="int4")))
-    yield precision_check(now, stored, setting.weights, "a step on one chip")
+    others = {name: _alone(setting_of(request._replace(weights=name)))[1] for name in stored_otherwise(setting.weights)}
+    yield precision_check(now, others, setting.weights, "a step on one chip")
     stages = max(2, min(request.gpus, model.depth))
     split = Split(pipefusion=stages, patches=stages)
-    size = patch_bytes(model, rows_of(model, job, split))
+    size = patch_bytes(model, rows_of(model, job, split, repeated=setting.sampler.text_with_patches))
     yield message_check(
         half_message(setting.network.send), size, stages,
         f"a patch of PipeFusion over {stages} chips (sequence parallelism sends {4 * model.depth} times a step)",
     )  # fmt: skip
-    best = rank(request).rows[0]
+    best = next(iter(known.rows(request)), None) or rank(request).rows[0]
     yield Check(
         "the engine's choice", (("latency", best["latency_ms"], "ms"), ("speed-up", best["speedup"], "x")),
         f"{best['plan']} comes first over {request.gpus} chips: {best['speedup']:.2f} times one chip",

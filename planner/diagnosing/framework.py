@@ -10,13 +10,14 @@ does not, over a range of lengths, and says from where on the first is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from planner.costs.layers import Operation
 from planner.costs.roofline import resources
+from planner.specs.dtypes import WEIGHTS
 from planner.specs.hardware import Hardware
 from planner.units import MS
 
@@ -117,6 +118,8 @@ class Verdict(NamedTuple):
     lengths: tuple[Length, ...]
     asked: Length
     """At the length in question."""
+    refused: str | None = None
+    """Why the engine itself does not run the cut there, as a sentence; none = it does, or there is none."""
 
     @property
     def crossover(self) -> int | None:
@@ -210,13 +213,28 @@ def half_message(send: Callable[[float, int], Any]) -> float:
     return small / (large - small) * 1e9
 
 
-def precision_check(now: float, stored: float, weights: str, what: str) -> Check:
-    """What 4-bit weights would be worth: stored so, computed in 16 bit."""
-    return Check(
-        "precision", (("with int4 weights", stored / MS, "ms"), ("times", now / stored, "x")),
-        f"{what} takes {now / MS:.4g} ms with {weights} weights, {stored / MS:.4g} ms with int4 storage and 16-bit "
-        f"arithmetic ({now / stored:.2f}x); storage takes {(4 + 20 / 128) / 16:.0%} of 16 bit",
-    )  # fmt: skip
+def precision_check(now: float, others: Mapping[str, float], weights: str, what: str) -> Check:
+    """What weights stored in fewer bytes would be worth, computed in the arithmetic that the chip has for them.
+
+    Args:
+        now: seconds.
+        others: seconds by format.
+        weights: the format now.
+        what: takes so long.
+    """
+    figures: list[tuple[str, float, str]] = []
+    says = f"{what} takes {now / MS:.4g} ms with {weights} weights"
+    for name, seconds in others.items():
+        share = WEIGHTS[name].bytes / WEIGHTS[weights].bytes
+        figures += [(f"with {name} weights", seconds / MS, "ms"), (f"times, {name}", now / seconds, "x")]
+        says += f"; {seconds / MS:.4g} ms with {name} ({now / seconds:.2f}x; {share:.0%} of the bytes)"
+    return Check("precision", tuple(figures) or (("now", now / MS, "ms"),), says)
+
+
+def stored_otherwise(weights: str) -> tuple[str, ...]:
+    """Formats that weights might be stored in: 4 bit, and pruned two of four."""
+    pruned = (dtype.name for dtype in WEIGHTS.values() if dtype.dense == weights)
+    return tuple(name for name in ("int4", *pruned) if WEIGHTS[name].bytes < WEIGHTS[weights].bytes)
 
 
 def message_check(half: float, size: float, times: int, what: str) -> Check:

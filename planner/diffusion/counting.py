@@ -2,7 +2,8 @@
 
 A rank's rows are B (T_image + T_text) / (M sp): B passes at once (two with guidance that is not split), M patches,
 sp = Ulysses x ring. Attention sees every token of the image, fresh or stale: 4 dh FLOPs a head and query-key pair.
-Text tokens move with the first patch; over a step they count once.
+Text tokens move with the first patch, so that over a step they count once; or, as the engine has it, run through the
+blocks again with every patch, whose queries they are joined to.
 """
 
 from __future__ import annotations
@@ -35,20 +36,44 @@ class Rows(NamedTuple):
     """Tokens of text that blocks of kind `cross` attend to."""
     passes: float
     """Passes at once: the images of a batch, twice with guidance that is not split (B)."""
+    patches: int = 1
+    """Of the image."""
+    repeated: bool = False
+    """Whether `text` is all of the text, again with each patch; else a patch's share of it."""
 
     @property
     def all(self) -> float:
         """Rows through every projection of the blocks."""
         return self.image + self.text
 
+    @property
+    def handed(self) -> float:
+        """Rows that go to the next stage, patches averaged: text goes once a step."""
+        return self.image + (self.text / self.patches if self.repeated else self.text)
 
-def rows_of(model: Diffusion, job: Job, split: Split, patches: int | None = None) -> Rows:
-    """The rows of a patch; `patches` = 1 for the warm-up, whose pass takes the image whole."""
+    @property
+    def texts(self) -> tuple[float, float]:
+        """(rows of text where it runs, in which share of the passes it does)."""
+        return (self.text, 1.0) if self.repeated else (self.text * self.patches, 1.0 / self.patches)
+
+
+def rows_of(model: Diffusion, job: Job, split: Split, patches: int | None = None, repeated: bool = False) -> Rows:
+    """The rows of a patch.
+
+    Args:
+        model: the shapes.
+        job: how large, how many.
+        split: degrees.
+        patches: 1 for the warm-up, whose pass takes the image whole; none = those of the split.
+        repeated: whether text runs through the blocks with each patch.
+    """
     passes = float(job.batch * (2 if model.guidance and split.cfg == 1 else 1))
-    share = (split.patches if patches is None else patches) * split.sequence * split.distrifusion
+    patches, cut = split.patches if patches is None else patches, split.sequence * split.distrifusion
     image, text = grid_of(model, job).tokens, model.text_tokens
     stream = text if model.in_stream else 0
-    return Rows(passes * image / share, passes * stream / share, float(image + stream), float(text), passes)
+    with_image, with_text = cut * patches, cut * (1 if repeated else patches)
+    own = passes * image / with_image, passes * stream / with_text
+    return Rows(*own, float(image + stream), float(text), passes, patches, repeated)
 
 
 class Counted(NamedTuple):
@@ -87,7 +112,7 @@ def count_block(model: Diffusion, block: Block, rows: Rows, split: Split, format
 
 
 def _projections(model: Diffusion, block: Block, rows: Rows, split: Split, formats: Formats) -> list[Operation]:
-    """Products with the weights. Text rows of `double` blocks have weights of their own, which a step reads once."""
+    """Products with the weights. Text rows of `double` blocks have weights of their own, read as often as text runs."""
     width, tp, each = model.hidden, split.tp, formats.weights.bytes
     ffn, inputs = block.ffn / tp, (2 if block.gated else 1) * block.ffn / tp
     local = width / tp
@@ -98,7 +123,7 @@ def _projections(model: Diffusion, block: Block, rows: Rows, split: Split, forma
 
     streams = [("", rows.all if block.kind in ("single", "joint") else rows.image, 1.0)]
     if block.kind == "double" and rows.text:
-        streams.append(("text ", rows.text * split.patches, 1.0 / split.patches))
+        streams.append(("text ", *rows.texts))
     found = []
     for prefix, count, times in streams:
         if block.kind == "single":
@@ -201,7 +226,7 @@ def ring_bytes(model: Diffusion, rows: Rows, split: Split) -> float:
 
 def patch_bytes(model: Diffusion, rows: Rows) -> float:
     """Bytes of a patch's activations, which a rank of a stage hands to its like in the next."""
-    return rows.all * model.hidden * ACT
+    return rows.handed * model.hidden * ACT
 
 
 def latent_bytes(model: Diffusion, job: Job) -> float:

@@ -13,12 +13,19 @@ from planner.specs.hardware import Hardware
 from planner.specs.sampler import METHODS, Sampler
 
 
-def lines(model: Diffusion, hardware: Hardware, sampler: Sampler, split: Split, job: Job) -> list[str]:
+def lines(
+    model: Diffusion, hardware: Hardware, sampler: Sampler, split: Split, job: Job, weights: str | None = None
+) -> list[str]:
     """One shell line for each node of one replica; copies run the same with other chips.
 
     Raises:
-        NoPlanError: the engine is not started so, or has no script for the model or word for a method.
+        NoPlanError: the engine is not started so, has no script for the model or word for a method, or the weights are
+            not the model's own.
     """
+    if weights not in (None, model.weights):
+        raise NoPlanError(
+            f"engine {sampler.name} cannot load {weights} weights; its scripts load the model's own, {model.weights}"
+        )
     launch = sampler.launch
     if launch is None:
         raise NoPlanError(f"engine {sampler.name} has no command: {sampler.unlaunched or 'it is a bound'}")

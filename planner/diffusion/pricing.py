@@ -258,7 +258,7 @@ def latency_of(setting: Setting, split: Split) -> Latency:
     model, job = setting.model, setting.job
     stages = stages_of(model, split.pipefusion)
     warm = min(job.warmup, job.steps) if split.is_stale else 0
-    patch = rows_of(model, job, split)
+    patch = rows_of(model, job, split, repeated=setting.sampler.text_with_patches)
     passes = [pass_of(setting, split, blocks, patch, ends=index == 0) for index, blocks in enumerate(stages)]
     slowest = max(passes, key=lambda each: float(each.parts.total))
     hidden, sent, parts, items = slowest.hidden, slowest.sent, slowest.parts, dict(slowest.items)

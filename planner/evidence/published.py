@@ -57,6 +57,7 @@ LEFT_OUT = (
     LeftOut("FasterTransformer, bert_guide", "forward of a 6B encoder", "attention sees both ways; no decoder"),
     LeftOut("FasterTransformer, gpt_guide", "Megatron-LM column", "an eager baseline, no engine of ours"),
     LeftOut("gpt-fast", "achieved GB/s", "the tokens/s of the same runs times the bytes of the weights"),
+    LeftOut("gpt-fast", "Mixtral as of February 2024", "a tenth to two fifths below the same page later: kernels"),
     LeftOut("TensorRT-LLM 0.14, 0.20, 1.0, 1.2", "highest throughput", "how many requests ran is not stated"),
     LeftOut("Shift Parallelism", "SP8 and mixed rows, highest throughput", "sequence parallelism; load not stated"),
     LeftOut("ROCm vLLM", "throughput of thousands of prompts", "requests queue; whether input counts is not stated"),
@@ -69,12 +70,13 @@ LEFT_OUT = (
     LeftOut("transformers-bloom-inference, Gaudi blog", "BLOOM on DeepSpeed", "no engine of ours launches so"),
     LeftOut("LMDeploy, MLC, llama.cpp, exllama", "all", "no engine of ours has their kernels"),
     LeftOut("Splitwise, MLC's vLLM column", "vLLM of 2023", "bound by launches from Python; no constants for it"),
-    LeftOut("GPUStack", "all", "a thousand prompts of all lengths at once; how many ran together is not stated"),
+    LeftOut(
+        "tt-inference-server", "DeepSeek-R1 on 8 and 16 H100", "plans not stated; as TP8 and TP16 about half is priced"
+    ),
+    LeftOut("GPUStack", "all", "a thousand prompts of all lengths at once: the load falls from all of them to none"),
     LeftOut("InferenceX", "Qwen3.5, DeepSeek-V3.2, GLM-5", "linear or sparse attention, which is not priced"),
     LeftOut("SGLang cookbook", "all", "lengths are drawn from a range, and its ends are not stated"),
-    LeftOut(
-        "dstack", "gpt-oss on a prefill and three decode workers", "workers that share a queue; answers end freely"
-    ),
+    LeftOut("dstack", "gpt-oss, TTFT and throughput of prefill and decode units", "units that share a queue"),
     LeftOut("TensorRT-LLM blogs and 5929", "DeepSeek-R1 on B200", "nvfp4 is not a dtype of ours"),
     LeftOut("SGLang pipelines", "128k prompts on H20", "a board with 141 GB, and a context beyond the model's own"),
     LeftOut("SGLang 14194", "Kimi-K2 on H20 with 141 GB", "the board is not in the catalogue"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.evidence import blocks, diffusion, memory, picks, primitives, published, rankings, serving
+from planner.evidence import blocks, diffusion, memory, picks, primitives, published, rankings, serving, speculated
 from planner.evidence.comparison import Comparison, Summary, once, summary
 from planner.evidence.hosts import lay, transferred
 
@@ -71,7 +71,8 @@ def _serving() -> Errors:
 
 
 def _published() -> Errors:
-    return Errors("published", "Published latencies and throughputs", (("check", "part"),), published.comparisons())
+    found = [*published.comparisons(), *speculated.comparisons()]
+    return Errors("published", "Published latencies and throughputs", (("check", "part"),), found)
 
 
 def _diffusion() -> Errors:

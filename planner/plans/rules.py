@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
@@ -17,7 +18,7 @@ PADDING = 1.5
 
 def refusal(model: Model, engine: Engine, placement: Placement, plan: Plan, weights: str | None = None) -> str | None:
     """The first rule that a plan breaks, as a sentence; none if it may run (memory is not looked at here)."""
-    return _not_yet(model, plan) or shape_refusal(model, engine, plan, weights) or chips_refusal(placement, plan)
+    return Shapes(model, engine, weights).refusal(plan, placement)
 
 
 def _near(wanted: int, valid: Iterable[int]) -> str:
@@ -122,20 +123,51 @@ def _misaligned(
 
 def shape_refusal(model: Model, engine: Engine, plan: Plan, weights: str | None = None) -> str | None:
     """Why the engine refuses this split of this model, whatever the chips: one sentence, or none."""
-    if reason := _tensor_parallel(model, engine, plan, weights) or _plain_only(model, plan):
-        return reason
-    rules = (_experts, _pipeline, _context, sharding_refusal, _attention, _layouts)
-    return next((reason for rule in rules if (reason := rule(model, engine, plan))), None)
+    return Shapes(model, engine, weights).shape_refusal(plan)
 
 
-def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None) -> str | None:
+class Shapes:
+    """The rules of one model under one engine, with weights of one dtype (its own where none is named), for many plans.
+
+    Of the rules on a split whatever the chips only one looks at the depth of the pipeline, and none at the number of
+    replicas: the others are asked once for all plans that differ in these alone, as thousands do.
+    """
+
+    def __init__(self, model: Model, engine: Engine, weights: str | None = None) -> None:
+        self.model, self.engine, self.weights = model, engine, weights
+        self._known: dict[Plan, tuple[str | None, str | None]] = {}
+
+    def refusal(self, plan: Plan, placement: Placement) -> str | None:
+        """As the function of this name."""
+        return _not_yet(self.model, plan) or self.shape_refusal(plan) or chips_refusal(placement, plan)
+
+    def shape_refusal(self, plan: Plan) -> str | None:
+        """As the function of this name."""
+        shape = plan._replace(pp=1, dp=1)
+        if shape not in self._known:
+            self._known[shape] = self._before_stages(shape), self._after_stages(shape)
+        before, after = self._known[shape]
+        return before or _pipeline(self.model, self.engine, plan) or after
+
+    def _before_stages(self, plan: Plan) -> str | None:
+        """The first rule that a plan breaks, of those that come before the one on its stages."""
+        tensor_parallel = _tensor_parallel(self.model, self.engine, plan, self.weights, self.degrees)
+        return tensor_parallel or _plain_only(self.model, plan) or _experts(self.model, self.engine, plan)
+
+    def _after_stages(self, plan: Plan) -> str | None:
+        rules = (_context, sharding_refusal, _attention, _layouts)
+        return next((reason for rule in rules if (reason := rule(self.model, self.engine, plan))), None)
+
+    @cached_property
+    def degrees(self) -> list[int]:
+        """The degrees over which the plain layout of the weights goes."""
+        most = most_ranks(self.model, self.engine)
+        return [tp for tp in range(1, most + 1) if tp_allowed(self.model, self.engine, tp, self.weights) is None]
+
+
+def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None, valid: Iterable[int]) -> str | None:
     reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], *_group_parts(plan), plan.cp)
-    if reason is None:
-        return None
-    most = most_ranks(model, engine)
-    down, up = range(min(plan.tp - 1, most), 0, -1), range(plan.tp + 1, most + 1)  # from the nearest on: few are tried
-    nearest = [next((tp for tp in way if tp_allowed(model, engine, tp, weights) is None), 0) for way in (down, up)]
-    return f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, filter(None, nearest))}"
+    return reason and f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, valid)}"
 
 
 def sharding_refusal(model: Model, engine: Engine, plan: Plan) -> str | None:
@@ -310,7 +342,7 @@ def draft_refusal(draft: Draft, engine: Engine, plan: Plan, *, priced: bool = Tr
     if draft.kind != "model" or draft.model is None:
         return None
     reason = (_not_yet(draft.model, plan._replace(cp=1)) if priced else None) or _tensor_parallel(
-        draft.model, engine, plan, None
+        draft.model, engine, plan, None, Shapes(draft.model, engine).degrees
     )
     return reason and f"the draft {draft.model.name} shares the chips of a tensor-parallel group: {reason}"
 

@@ -9,6 +9,7 @@ requests; `heads2xseq4` is decode-context parallelism, every request's cache in 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from planner.errors import InputError
@@ -49,6 +50,7 @@ class Sharding(NamedTuple):
         return Sharding(self.heads * self.sequence, self.batch)
 
 
+@lru_cache(maxsize=4096)  # thousands of plans have few words
 def implied_prefill(word: str) -> str:
     """How prompts are processed where a plan says only how it decodes: under the same storage of projections."""
     if word in WORDS:
@@ -82,6 +84,7 @@ KNOWN_PREFILL = _Words((*WORDS, *ALONG, "a product as heads4xbatch2"))
 """What `--prefill-attention` takes."""
 
 
+@lru_cache(maxsize=4096)
 def sharding_of(word: str, chips: int) -> Sharding:
     """The parts of a word over so many chips; of `heads` and `batch` all are heads, which is how projections are.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
 from planner.plans.placement import Mesh, Placement
 from planner.plans.plan import Plan, grid_axes, grid_text, layouts_of
-from planner.plans.rules import most_ranks, refusal, shape_refusal, sharding_refusal, tp_allowed
+from planner.plans.rules import Shapes, most_ranks, sharding_refusal, tp_allowed
 from planner.plans.sharding import WORDS, Sharding, implied_along, implied_prefill
 from planner.specs.engine import Engine
 from planner.specs.model import Model
@@ -56,8 +56,9 @@ def enumerate_plans(
     """
     allowed: list[Plan] = []
     refused: list[Refused] = []
-    for plan in _candidates(model, engine, placement, filters, weights):
-        reason = refusal(model, engine, placement, plan, weights)
+    shapes = Shapes(model, engine, weights)
+    for plan in _candidates(model, engine, placement, filters, shapes):
+        reason = shapes.refusal(plan, placement)
         if reason is None:
             allowed.append(plan)
         else:
@@ -65,17 +66,15 @@ def enumerate_plans(
     return allowed, refused
 
 
-def _candidates(
-    model: Model, engine: Engine, placement: Placement, filters: Filters, weights: str | None
-) -> Iterator[Plan]:
+def _candidates(model: Model, engine: Engine, placement: Placement, filters: Filters, shapes: Shapes) -> Iterator[Plan]:
     filters = filters.distinct()
     for tp in filters.tp or _degrees(model, engine, placement):
         products = list(_products(model, engine, tp)) if tp <= placement.usable else []
         sharding = list(_sharding(engine, filters, products))
+        too_wide = tp > placement.usable
         deepest = max(1, min(model.layers, placement.usable // tp))
         layouts = list(_layouts(model, engine, placement, filters, tp))
         spreads = filters.ep or _spreads(model, engine, placement, tp)
-        bare = _bare(model, engine, placement, tp, weights)
         for pp in filters.pp or range(1, 1 + deepest):
             for cp, ep in product((1,) if 1 in (filters.cp or (1,)) else (), spreads):
                 most = max(1, placement.replicas(tp, pp))
@@ -88,22 +87,20 @@ def _candidates(
                         if pp & (pp - 1) and not filters.pp:
                             continue  # and are looked at on one stage and on powers of two
                     plan = Plan(tp, pp, dp, ep, cp, attention, prefill_attention, *layout)
-                    if pp > 1 and not filters.pp and bare(plan):
+                    if pp > 1 and not filters.pp and (too_wide or shapes.shape_refusal(plan._replace(pp=1))):
                         continue  # refused on one stage for what stages do not change
                     yield plan
     if any(cp > 1 for cp in filters.cp) or (engine.prompt_context and not filters.cp):
-        yield from _contexts(model, engine, placement, filters, weights)
+        yield from _contexts(model, engine, placement, filters, shapes)
 
 
-def _contexts(
-    model: Model, engine: Engine, placement: Placement, filters: Filters, weights: str | None
-) -> Iterator[Plan]:
+def _contexts(model: Model, engine: Engine, placement: Placement, filters: Filters, rules: Shapes) -> Iterator[Plan]:
     """Plans that divide prompts over groups: where nothing is named, 2, 4, 8, ... of them on 1, 2, 4, ... stages."""
     named = filters.ffn or filters.prefill_ffn or filters.grid
     if not filters.cp and named and {*filters.ffn, *filters.prefill_ffn} != {"1d"}:
         return
     for tp in filters.tp or range(1, 1 + min(placement.usable // 2, most_ranks(model, engine))):
-        if not filters.tp and tp_allowed(model, engine, tp, weights, ep=tp if model.experts else 1):
+        if not filters.tp and tp_allowed(model, engine, tp, rules.weights, ep=tp if model.experts else 1):
             continue
         room = max(1, placement.usable // tp)
         deepest = [2**power for power in range(room.bit_length()) if 2**power <= model.layers]
@@ -117,7 +114,7 @@ def _contexts(
                 for ep, (attention, along) in product(spreads, words)
             ]
             if not filters.cp:  # none is named: those that one stage refuses are not looked at
-                shapes = [shape for shape in shapes if shape_refusal(model, engine, shape, weights) is None]
+                shapes = [shape for shape in shapes if rules.shape_refusal(shape) is None]
             for pp in filters.pp or deepest:
                 most = placement.replicas(tp, pp, cp)
                 if most or filters.cp:
@@ -135,19 +132,6 @@ def _context_words(engine: Engine, filters: Filters, tp: int, cp: int) -> Iterat
             fits = along == "ulysses" if attention == lying[0] else along != "ulysses" or attention == lying[2]
             if fits or filters.attention or filters.prefill_attention:
                 yield attention, along
-
-
-def _bare(model: Model, engine: Engine, placement: Placement, tp: int, weights: str | None) -> Callable[[Plan], bool]:
-    """Whether a plan of so many ranks is refused for its shape alone, however deep its pipeline; each asked once."""
-    known: dict[Plan, bool] = {}
-
-    def asked(plan: Plan) -> bool:
-        shape = plan._replace(pp=1, dp=1)
-        if shape not in known:
-            known[shape] = tp > placement.usable or shape_refusal(model, engine, shape, weights) is not None
-        return known[shape]
-
-    return asked
 
 
 def _degrees(model: Model, engine: Engine, placement: Placement) -> Iterator[int]:

@@ -111,11 +111,12 @@ def sentence(verdict: Verdict) -> str:
         return f"{text}; nothing fits at {asked.length:,}."
     if asked.cut is None:
         return f"{text}; at {asked.length:,} no cut fits."
+    worth = "" if verdict.refused is None else f" Hypothetical: {verdict.refused.partition(';')[0]}."
     if asked.whole is None:
-        return f"{text}; at {asked.length:,} nothing else fits."
+        return f"{text}; at {asked.length:,} nothing but {asked.cut[0]} fits.{worth}"
     assert asked.gain is not None
     word = "pays" if asked.pays else "does not"
     return (
-        f"{text}; at {asked.length:,} it {word}: {asked.cut[0]} is {asked.gain:.2f} times as fast as {asked.whole[0]} "
-        f"(worth it from {1 + PAYS:.2f} on)."
+        f"{text}; at {asked.length:,} it {word}: {asked.cut[0]} is {asked.gain:.3f} times as fast as {asked.whole[0]} "
+        f"(worth it from {1 + PAYS:.2f} on).{worth}"
     )

@@ -79,7 +79,8 @@ def caption(ranking: Ranking) -> list[str]:
     ]  # fmt: skip
     texts += stale_words(request, [row for row in ranking.rows if row["stale"]])
     texts.append(
-        f"~ = within 10% of the row above: a tie (measured: see plan validate --diffusion). {assumed(request)}"
+        "~ = within 10% of the row above: a tie (measured: see plan validate --diffusion). "
+        + assumed(request, ranking.setting.formats.compute)
     )
     return texts
 
@@ -135,15 +136,15 @@ def stale_words(request: Request, stale: Sequence[Row]) -> list[str]:
     return [text]
 
 
-def assumed(request: Request) -> str:
-    """What of the machine and the model is assumed."""
+def assumed(request: Request, compute: str) -> str:
+    """What of the machine and the model is assumed; `compute` is the arithmetic of products with the weights."""
     found = []
     if request.sampler.host.provenance.status == "assumed":
         found.append(f"{request.sampler.name}'s host time")
-    kernels = request.hardware.kernels
+    native = request.hardware.chip.native_dtype
     found += [
-        kind for kind in ("gemm", "attention_prefill", "elementwise")
-        if kernels[kind][request.hardware.chip.native_dtype].provenance.status == "assumed"
+        kind for kind, dtype in (("gemm", compute), ("attention_prefill", native), ("elementwise", native))
+        if request.hardware.constants(kind, dtype)[1].provenance.status == "assumed"
     ]  # fmt: skip
     if any(row.provenance.status == "assumed" for row in request.hardware.collectives):
         found.append("some collectives")

@@ -15,6 +15,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from planner.costs.scheduling import sequences_of
+from planner.plans.plan import Plan
 from planner.plans.space import Refused
 from planner.ranking import Ranking
 from planner.report.figures import plural, short
@@ -178,7 +180,7 @@ def print_estimate(results: Results, engine: Engine) -> None:
         f"a replica holds {row['kv_capacity_tokens']} tokens."
     )
     if row["batch_per_replica"] * row["dp"] < row["concurrency"]:
-        most = engine.scheduler.max_sequences
+        most = int(sequences_of(engine.scheduler, Plan.parse(row["plan"]).sharding.batch))
         why = (
             f"run: {engine.name} takes at most {most} sequences a replica"
             if row["max_concurrency"] == row["dp"] * most

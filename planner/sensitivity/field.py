@@ -18,6 +18,7 @@ from planner.costs.layers import Pass, Transfer, causal_pairs
 from planner.costs.layouts import resting_bytes
 from planner.costs.memory import cached_tokens
 from planner.costs.rows import Rows, structure_of
+from planner.costs.scheduling import budget_of
 from planner.costs.serving import Fit, Setting, fit, price, replica_of
 from planner.costs.speculation import columns_of
 from planner.costs.step import Replica
@@ -247,7 +248,9 @@ def _traffic(group: _Group, results: Results, objective: str) -> list[_Traffic]:
     packed = np.maximum(1.0, micro if alone else micro / rows.osl)  # prompts that come in the time of one pass
     riding = np.maximum(0.0, micro - packed) if scheduler.prefill == "mixed" and not alone else nothing
     fresh = rows.isl - cached_tokens(setting.engine, rows.isl, rows.prefix_hit)
-    tokens = np.minimum(packed * fresh, np.maximum(1.0, (scheduler.chunk_tokens or np.inf) - riding))
+    budget = budget_of(scheduler, rows.attention_dp)
+    most = np.inf if budget is None else budget * np.minimum(rows.attention_dp, packed)
+    tokens = np.minimum(packed * fresh, np.maximum(1.0, most - riding))
     pairs, packed = tokens / fresh * causal_pairs(rows.isl), np.maximum(1.0, tokens / fresh)
     prompt = Pass(
         riding * queries, rows.isl + rows.osl / 2, tokens, pairs, nothing, packed, packed, queries=queries

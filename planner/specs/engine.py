@@ -52,6 +52,13 @@ class Scheduler(NamedTuple):
     """How requests in a closed loop arrive when it is not said (see `workload.Workload`)."""
     join_steps: Ratio = 0.0
     """Decode steps that a prompt waits for on average, until the one in flight ends, where others are running."""
+    group_sequences: Literal["each", "shared"] = "each"
+    """Groups of data-parallel attention run `max_sequences` each, as where each has a scheduler of its own, or share
+    them out."""
+    group_tokens: Literal["each", "shared"] = "each"
+    """The same of `chunk_tokens`."""
+    group_option: Literal["each", "shared"] = "each"
+    """The same of requests that the engine's own option names in the place of `max_sequences`."""
     sources: dict[str, str] = {}
 
 
@@ -196,8 +203,14 @@ class Engine(NamedTuple):
     fused_block: bool = False
     """Where attention and FFN stand side by side, their input projections are one product, and their outputs too."""
     overlap: Overlap | None = None
+    sequence_overlap: Overlap | None = None
+    """Of what ranks that share a request's cache by tokens exchange, the share that goes while the next request's
+    attention runs; none = attention of all requests ends first."""
     expert_parallel: Literal["group", "divides"] | None = None
     """Whole experts on different ranks: over a whole tensor-parallel group, over any divisor of it, or never."""
+    expert_rows: Literal["own", "all"] = "own"
+    """With whole experts on different ranks and no all-to-all: kernels for experts run on a rank's own (token, expert)
+    pairs, or write and read rows for all of them, zeros in those of other ranks."""
     exchange: Exchange | None = None
     """none = a gather in 16 bit."""
     attention_dp: Literal["divides", "equal"] | None = None
@@ -240,7 +253,9 @@ class Engine(NamedTuple):
 
     def kv_dtype(self, weights: str, hardware: Hardware | None = None) -> str:
         """Dtype of the KV cache when none is asked for: on this hardware, else for these weights, else always."""
-        own = {} if hardware is None else hardware.kv_cache
+        own, stored = {} if hardware is None else hardware.kv_cache, WEIGHTS.get(weights)
+        if stored is not None and stored.dense is not None and weights not in {**own, **self.kv_cache.by_weights}:
+            weights = stored.dense  # pruned weights change nothing about the cache
         return own.get(weights, self.kv_cache.by_weights.get(weights, self.kv_cache.default))
 
     def limited(self, sequences: int | None = None, tokens: int | None = None) -> Engine:
@@ -251,7 +266,8 @@ class Engine(NamedTuple):
         one of the tokens: fewer tokens than the file's `max_sequences` lower that too, as in vLLM.
 
         Args:
-            sequences: requests that a replica runs at once at most (`scheduler.max_sequences`).
+            sequences: requests that a replica runs at once at most (`scheduler.max_sequences`); of each group of
+                data-parallel attention or of all together, as `scheduler.group_option` says.
             tokens: of an iteration at most (`scheduler.chunk_tokens`).
 
         Raises:
@@ -279,7 +295,11 @@ class Engine(NamedTuple):
         wider = 1.0 if budget is None or scheduler.chunk_tokens is None else budget / scheduler.chunk_tokens
         reserved = memory.activation_tokens
         return self._replace(
-            scheduler=scheduler._replace(max_sequences=most, chunk_tokens=budget),
+            scheduler=scheduler._replace(
+                max_sequences=most,
+                chunk_tokens=budget,
+                group_sequences=scheduler.group_sequences if sequences is None else scheduler.group_option,
+            ),
             memory=memory._replace(
                 logits_rows=memory.logits_rows * (most / scheduler.max_sequences),
                 activation_tokens=None if reserved is None else max(1, round(reserved * wider)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from planner.errors import InputError
-from planner.specs.dtypes import ACTIVATION_BYTES, KV_CACHE, WEIGHTS
+from planner.specs.dtypes import ACTIVATION_BYTES, KV_CACHE, SPARSE, WEIGHTS
 from planner.specs.fields import (
     Count,
     CountOrZero,
@@ -34,6 +34,11 @@ STAND_INS = {"grouped_gemm": "gemm"}
 """Kinds of kernel that a file may leave out, and whose constants, as an assumption, stand for them then."""
 WIDE = frozenset(name for name, dtype in WEIGHTS.items() if dtype.bytes > ACTIVATION_BYTES)
 """Number formats that would lose precision in a chip's 16-bit arithmetic."""
+_PRODUCTS = ("gemm", "grouped_gemm")
+"""Kinds of kernels that multiply with weights, which may be sparse."""
+SPARSE_SHARE = 0.85
+"""Rate of a product with 2:4 weights against the dense one's, as a share of what the peaks promise: 1.7 times of 2 at
+most (github:pytorch/ao@0021c2f torchao/sparsity/README.md). Stands where a hardware file has no such kernel."""
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 Algorithm = Literal[
     "ring", "one_shot", "two_shot", "tree", "in_switch", "direct", "hierarchical", "torus", "torus_by_axis"
@@ -48,6 +53,9 @@ class Chip(NamedTuple):
     memory_gib: Gib
     """What the driver reports, not the catalogue's figure (see `sources`)."""
     memory_bandwidth_gb_per_s: MemoryGbPerS
+    sparse_factor: Factor | None = None
+    """Rate of products with weights of which two of every four are zeros, these counted, against the dense peak: 2 by
+    the data sheets; none = zeros are multiplied like all else."""
     tdp_w: Watts | None = None
     sources: dict[str, str] = {}
 
@@ -64,9 +72,14 @@ class Chip(NamedTuple):
     def compute_dtype(self, wanted: str) -> str:
         """`wanted` where the chip computes in it, else its 16-bit type (weight-only quantisation).
 
+        Sparse arithmetic is the dense one's where the chip has no peak of its own for it.
+
         Raises:
             InputError: the chip has no peak for a type wider than 16 bit, which would lose precision there.
         """
+        if wanted in SPARSE:
+            dense = self.compute_dtype(SPARSE[wanted])
+            return self.sparse(dense) or dense
         if wanted in self.compute_tflops:
             return wanted
         if wanted in WIDE:
@@ -74,13 +87,25 @@ class Chip(NamedTuple):
             raise InputError(f"--weights {wanted}: needs a chip that computes in {wanted}, this one has {has}")
         return self.native_dtype
 
+    def sparse(self, dense: str) -> str | None:
+        """The sparse arithmetic beside a dense one; none = the chip skips no zeros there."""
+        if self.sparse_factor is None:
+            return None
+        return next((name for name, own in SPARSE.items() if own == dense and own in self.compute_tflops), None)
+
+    def computes(self, dtype: str) -> bool:
+        """Whether the chip has this arithmetic, dense or sparse."""
+        return self.sparse(SPARSE[dtype]) is not None if dtype in SPARSE else dtype in self.compute_tflops
+
     @property
     def native_dtype(self) -> str:
         """The 16-bit type of this chip."""
         return "bf16" if "bf16" in self.compute_tflops else next(iter(self.compute_tflops))
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of a compute dtype."""
+        """FLOP/s of a compute dtype; of a sparse one with the zeros counted."""
+        if dtype in SPARSE:
+            return self.compute_tflops[SPARSE[dtype]] * TERA * (self.sparse_factor or 1.0)
         return self.compute_tflops[dtype] * TERA
 
 
@@ -270,6 +295,9 @@ class Hardware(NamedTuple):
             yield "chip.compute_tflops", "is empty, expected the dense peak of at least one dtype, as bf16: 989"
             return
         native = self.chip.native_dtype
+        sparse = self.chip.sparse_factor
+        if sparse is not None and not 1 <= sparse <= 2:
+            yield "chip.sparse_factor", f"found {sparse:g}, expected from 1 to 2: two of every four weights are skipped"
         yield from self._incomplete(native)
         for weights in (weights for weights, dtype in self.kv_cache.items() if dtype not in KV_CACHE):
             yield f"kv_cache.{weights}", f"found {self.kv_cache[weights]!r}, expected one of {', '.join(KV_CACHE)}"
@@ -338,9 +366,14 @@ class Hardware(NamedTuple):
         Latent attention that was not measured on a chip takes the constants of plain attention, as an assumption.
         Decoding it multiplies as prefill does, many rows of queries by the same keys, so its share of the compute peak
         is that of prefill attention. Any other kind that was not measured in this dtype takes the constants of the kind
-        that stands in for it (STAND_INS), marked as assumed.
+        that stands in for it (STAND_INS), marked as assumed. So do products with sparse weights: the dense ones', with
+        SPARSE_SHARE of their share of the peak.
         """
-        if kind in STAND_INS and not (dtype in self.kernels.get(kind, {}) and dtype in self.chip.compute_tflops):
+        if dtype in SPARSE and dtype not in self.kernels.get(kind, {}):
+            found, dense = self.constants(kind, SPARSE[dtype])
+            sparse = self.chip.sparse(found) if kind in _PRODUCTS else None
+            return (found, dense) if sparse is None else (sparse, _as_sparse(kind, dense))
+        if kind in STAND_INS and not (dtype in self.kernels.get(kind, {}) and self.chip.computes(dtype)):
             found, constants = self.constants(STAND_INS[kind], dtype)
             return found, constants._replace(provenance=_as_assumed(STAND_INS[kind], constants.provenance))
         by_dtype = self.kernels.get(kind)
@@ -351,7 +384,7 @@ class Hardware(NamedTuple):
                 provenance=Provenance("assumed", f"as {LATENT_KINDS[kind]}: latent attention was not measured here"),
                 compute_fraction=share,
             )
-        if dtype in by_dtype and dtype in self.chip.compute_tflops:
+        if dtype in by_dtype and self.chip.computes(dtype):
             return dtype, by_dtype[dtype]
         native = self.chip.native_dtype
         return native, by_dtype[native]
@@ -377,3 +410,9 @@ _MOST_INDEXED = 256
 
 def _as_assumed(kind: str, known: Provenance) -> Provenance:
     return Provenance("assumed", f"as {kind}: {known.source}", known.version)
+
+
+def _as_sparse(kind: str, dense: KernelConstants) -> KernelConstants:
+    share = None if dense.compute_fraction is None else dense.compute_fraction * SPARSE_SHARE
+    source = f"as {kind} with dense weights, at most {2 * SPARSE_SHARE:g} times as fast: {dense.provenance.source}"
+    return dense._replace(compute_fraction=share, provenance=Provenance("assumed", source, dense.provenance.version))

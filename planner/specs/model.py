@@ -43,6 +43,9 @@ class Attention(NamedTuple):
     """A learned sink per head."""
     window: Tokens | None = None
     """Tokens that a token sees in the layers that `attention_pattern` calls `window`, itself included."""
+    blocks: bool = False
+    """Whether the window does not slide: a token sees what is before it in its own block of so many tokens. Priced as a
+    window that slides, which is up to twice the pairs of those layers."""
     latent: LatentAttention | None = None
 
 
@@ -198,6 +201,8 @@ class Model(NamedTuple):
             yield "attention_pattern", "is empty, expected full, window or linear for successive layers"
         if "window" in self.attention_pattern and self.attention.window is None:
             yield "attention.window", "missing; expected the tokens that layers called window see"
+        if self.attention.blocks and self.attention.window is None:
+            yield "attention.blocks", "found true, but there is no attention.window, the tokens of a block"
         if "window" not in self.attention_pattern and self.attention.window is not None:
             yield "attention_pattern", "names no layer `window`, but attention.window is given"
         if "linear" in self.attention_pattern and self.linear is None:

@@ -68,6 +68,8 @@ class Sampler(NamedTuple):
     """Traffic of kernels between the projections, against kernels that fuse all they can."""
     head_multiple: Count = 1
     """Elements to whose multiple the attention kernel pads a head: one of 72 costs as one of 96 where this is 32."""
+    text_with_patches: bool = False
+    """Under PipeFusion: whether the text runs through the blocks again with every patch, rather than once a step."""
     warmup: CountOrZero = 1
     """Steps without stale activations before a stale method begins."""
     without: dict[str, tuple[str, ...]] = {}

@@ -22,9 +22,10 @@ from planner.costs.experts import (
     touched,
     with_expert_width,
 )
-from planner.costs.layers import Formats, Operation, Pass, Transfer
+from planner.costs.layers import Formats, Operation, Pass, Structure, Transfer
 from planner.costs.roofline import price_operation
 from planner.costs.routing import destinations, limited_destinations, missed
+from planner.costs.step import Replica
 from planner.costs.teams import Groups
 from planner.costs.weights import Shard, layer_elements
 from planner.plans.placement import Placement
@@ -250,6 +251,74 @@ def test_spreading_experts_saves_weights_in_decode_and_dividing_them_evens_the_l
         price_operation(load_hardware("h100-sxm"), spread).total
         < price_operation(load_hardware("h100-sxm"), divided._replace(kind="gemm", times=26)).total
     )  # a kernel for all experts, not one each
+
+
+def test_a_rank_that_keeps_rows_of_all_pairs_writes_and_reads_what_a_naive_one_does() -> None:
+    """A rank of experts as vLLM's kernels have it: caches of every pair, zeros for other ranks' experts, then a sum."""
+    random, ranks, tokens, experts, top_k, d, width = np.random.default_rng(3), 4, 512, 16, 2, 8, 6
+    chosen = choices(random, 1, tokens, top_k, experts)[0]
+    mine = chosen < experts // ranks
+    written = {"gate_up": 0, "activation": 0, "down": 0}
+    first = np.full((tokens * top_k, 2 * width), np.nan)
+    for row, held in enumerate(mine.ravel()):
+        first[row] = random.random(2 * width) if held else 0.0
+        written["gate_up"] += 2 * width
+    second = first[:, :width] * first[:, width:]
+    written["activation"] = first.size + second.size
+    third = np.where(mine.reshape(-1, 1), second @ random.random((width, d)), 0.0)
+    written["down"] = third.size
+    summed = third.reshape(tokens, top_k, d).sum(axis=1)
+    assert np.isfinite(summed).all()
+    model = MODEL._replace(
+        hidden=d,
+        experts=MODEL.experts._replace(routed=experts, top_k=top_k, hidden=width, shared_hidden=0),  # type: ignore[union-attr]
+    )
+    shard = with_expert_width(Shard.of(model, 1.0), model, 1.0)
+    spread = Spread(float(ranks), padded=True)
+    found = by_name(expert_operations(model, shard, Pass(float(tokens), 1.0), BF16, spread))
+    own = float(np.asarray(spread.assignments(model.experts, Pass(float(tokens), 1.0))))  # type: ignore[arg-type]
+    assert own == pytest.approx(mine.sum(), rel=0.2)  # the fullest of four
+    assert found["expert activation"].activation_bytes == 2 * written["activation"]
+    assert found["weighted sum"].activation_bytes == 2 * (third.size + summed.size)
+    assert found["expert gate_up"].activation_bytes == pytest.approx(2 * (own * d + written["gate_up"]))
+    assert found["expert down"].activation_bytes == pytest.approx(2 * (own * width + written["down"]))
+
+
+@pytest.mark.parametrize("tokens", [1.0, 64.0, 8192.0])
+def test_padded_rows_cost_only_where_experts_are_whole_on_different_ranks(tokens: float) -> None:
+    work, names = Pass(tokens, 1.0), ("expert gate_up", "expert activation", "expert down", "weighted sum")
+
+    def traffic(ep: float, padded: bool) -> list[float]:
+        shard = with_expert_width(Shard.of(MODEL, 8.0), MODEL, 8.0 / ep)
+        spread = Spread(ep, 8.0 / ep, padded=padded)
+        found = by_name(expert_operations(MODEL, shard, work, FP8, spread))
+        return [float(np.asarray(found[name].activation_bytes)) for name in names]
+
+    assert traffic(1.0, True) == traffic(1.0, False)
+    whole, own = traffic(8.0, True), traffic(8.0, False)
+    assert all(more > less for more, less in zip(whole, own, strict=True))
+    summed = [traffic(ep, True)[-1] for ep in (1.0, 2.0, 8.0)]
+    assert summed[0] == summed[1] == summed[2]  # of all pairs on every rank, however experts are divided
+
+
+def test_padding_is_where_an_engine_says_so_and_tokens_are_not_sent() -> None:
+    assert load_engine("vllm").expert_rows == "all"
+    assert {load_engine(name).expert_rows for name in ("sglang", "sglang-ep", "trtllm", "gpt-fast", "ideal")} == {"own"}
+    one = np.array([8])
+
+    def padded(engine: Engine, groups: int) -> bool:
+        hardware = load_hardware("h200-sxm")
+        replica = Replica(
+            MODEL, hardware, engine, Network(Placement.of(hardware, 8), engine), FP8, Structure(), one, one // 8,
+            one // 8, attention_dp=np.array([groups]), ep=one,
+        )  # fmt: skip
+        return bool(np.all(replica.spread.padded))
+
+    sending = load_engine("sglang")._replace(expert_rows="all")
+    assert padded(load_engine("vllm"), 1)
+    assert padded(load_engine("vllm"), 8)  # gathers
+    assert padded(sending, 1)
+    assert not padded(sending, 8)
 
 
 # --- what ranks exchange ----------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,16 @@ from hypothesis import strategies as st
 from moving import BYTES, Pipeline, Wires, all_gather, all_reduce, attention, ring, ulysses
 from toys import setting, toy
 
-from planner.diffusion.counting import latent_bytes, patch_bytes, pipeline_efficiency, ring_bytes, rows_of, volumes
+from planner.diffusion.counting import (
+    Rows,
+    count_block,
+    latent_bytes,
+    patch_bytes,
+    pipeline_efficiency,
+    ring_bytes,
+    rows_of,
+    volumes,
+)
 from planner.diffusion.job import grid_of
 from planner.diffusion.plan import Split
 from planner.diffusion.pricing import latency_of, pass_of, stages_of
@@ -113,6 +124,47 @@ def test_pipefusion_sends_patches_keeps_whole_kv_and_fills_as_the_formula_says(s
     assert set(run.busy) == {patches * steps}
     assert run.busy[0] / run.ticks == pytest.approx(pipeline_efficiency(patches, steps, stages))
     assert run.kv_elements == TOKENS * WIDTH * LAYERS // stages
+
+
+@pytest.mark.parametrize(("stages", "patches"), [(2, 4), (8, 8)])
+def test_text_runs_once_a_step_or_with_every_patch(stages: int, patches: int) -> None:
+    """xDiT hands the blocks the text of a step with each patch; what a patch computes is what it is joined to."""
+    here = setting("flux.1-dev")
+    split, image, text = Split(pipefusion=stages, patches=patches), 4096, 512
+    once, again = (rows_of(here.model, here.job, split, repeated=repeated) for repeated in (False, True))
+    block = here.model.blocks[0]
+    assert block.kind == "double"
+
+    def flops(rows: Rows, prefix: str) -> float:
+        """Of a step's projections and attention on the text's or the image's rows."""
+        found = count_block(here.model, block, rows, split, here.formats, 1.0).operations
+        return patches * sum(
+            float(each.flops) * each.times
+            for each in found
+            if each.kind == "gemm" and each.name.startswith("text ") == bool(prefix) and each.name != "modulation"
+        )
+
+    assert once.all * patches == image + text
+    assert again.all * patches == image + patches * text
+    assert flops(again, "") == pytest.approx(flops(once, ""))
+    assert flops(again, "text ") == pytest.approx(patches * flops(once, "text "))
+    assert flops(once, "text ") / flops(once, "") == pytest.approx(text / image)
+    assert patch_bytes(here.model, once) == patch_bytes(here.model, again)  # the next stage gets the text once
+    whole = rows_of(here.model, here.job, split, patches=1, repeated=True)
+    assert whole.all == image + text  # the warm-up takes all at once
+
+
+def test_the_engine_says_how_text_runs() -> None:
+    """FLUX.1-dev over eight L40: 3.42 times one card as reported, with the text of 512 tokens beside patches of 512."""
+    here = setting("flux.1-dev", "l40", engine="xdit-eager", steps=28, warmup=0)
+    ratio = {}
+    for repeated in (True, False):
+        asked = replace(here, sampler=here.sampler._replace(text_with_patches=repeated))
+        one, cut = (latency_of(asked, each) for each in (Split(), Split(pipefusion=8, patches=8)))
+        ratio[repeated] = (one.total - one.text - one.vae) / (cut.total - cut.text - cut.vae)
+    assert here.sampler.text_with_patches
+    assert ratio[True] == pytest.approx(3.42, rel=0.05)
+    assert ratio[False] > 5
 
 
 def test_a_pipeline_with_too_few_patches_waits_each_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -249,6 +250,33 @@ def test_a_torus_offers_the_degrees_that_tile_its_slice() -> None:
     assert {choice.tp for choice in allowed if choice.grid} == {2, 4, 8, 16, 32, 64}
     assert max(choice.chips for choice in allowed) == 64
     assert any("does not tile the slice 4x4x4" in item.reason for item in refused)
+
+
+@pytest.mark.parametrize(
+    ("model", "filters"),
+    [("deepseek-v3", {}), ("deepseek-v3", {"ep": (3, 8, 16), "pp": (1, 2, 5, 80)}), ("qwen3-235b-a22b", {})],
+)
+def test_rules_asked_once_for_many_plans_say_what_each_plan_alone_hears(
+    model: str, filters: dict[str, tuple[object, ...]]
+) -> None:
+    """Every plan of 48 chips against the rules asked anew; those left out are refused on one stage for the same."""
+    spec, placement = load_model(model), Placement.of(load_hardware("h200-sxm"), 48)
+    allowed, refused = space(48, spec, IDEAL, "h200-sxm", **filters)
+    for number, item in enumerate([*(Refused(plan, "") for plan in allowed), *refused]):
+        if number % 7 == 0:  # some, spread over all
+            assert (refusal(spec, IDEAL, placement, item.plan) or "") == item.reason, item.plan.label
+    shapes = {item.plan._replace(pp=1, dp=1): item.reason for item in refused if item.plan.pp == 1}
+    for shape, reason in list(shapes.items())[::25]:
+        if reason.startswith("tp "):
+            assert refusal(spec, IDEAL, placement, shape._replace(pp=3)) == reason
+
+
+def test_the_largest_space_is_ranked_in_time() -> None:
+    """512 chips of DeepSeek-V3: below two seconds for the whole command, of which imports and table are the half."""
+    began = time.process_time()
+    rows = ranked("deepseek-v3", 512, hardware="h200", engine="ideal")
+    assert time.process_time() - began < 2  # 0.4 on a quiet machine
+    assert len(rows) > 1000
 
 
 def test_filters_that_leave_nothing_say_so() -> None:

@@ -365,6 +365,7 @@ EIGHT = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, "damp_percent": 0.1}
+MASKED = {"format": "sparse-24-bitmask", "sparsity_structure": "2:4", "global_sparsity": 0.5, "ignore": ["lm_head"]}
 SYMMETRIC = {"type": "int", "strategy": "group", "group_size": 128, "symmetric": True, "dynamic": False}
 
 
@@ -386,6 +387,13 @@ SYMMETRIC = {"type": "int", "strategy": "group", "group_size": 128, "symmetric":
         (packed(num_bits=8, type="int", strategy="channel"), "int8"),
         (packed(num_bits=4, **SYMMETRIC), "int4"),
         (packed(num_bits=4, **SYMMETRIC | {"symmetric": False}), "int4"),
+        (
+            packed("float-quantized", EIGHT, num_bits=8, type="float", strategy="channel")
+            | {"sparsity_config": MASKED},
+            "fp8-2:4",
+        ),
+        (packed(num_bits=4, **SYMMETRIC) | {"sparsity_config": MASKED}, "int4-2:4"),
+        (packed(num_bits=4, **SYMMETRIC) | {"sparsity_config": {"format": "dense"}}, "int4"),
     ],
 )
 def test_a_quantised_checkpoint_has_our_dtype(quantisation: dict[str, Any], weights: str) -> None:
@@ -439,6 +447,11 @@ def test_what_is_priced_otherwise_than_stored_is_said() -> None:
         (packed(num_bits=8, type="float", strategy="block"), "config_groups.group_0.weights.block_structure"),
         (packed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="group"), "format"),
         (packed(num_bits=4, **SYMMETRIC) | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config.format"),
+        (
+            packed(num_bits=4, **SYMMETRIC) | {"sparsity_config": MASKED | {"sparsity_structure": "1:4"}},
+            "sparsity_config.sparsity_structure",
+        ),
+        (packed(num_bits=4, **SYMMETRIC) | {"sparsity_config": MASKED | {"ignore": ["q"]}}, "sparsity_config.ignore"),
         (packed(num_bits=4, **SYMMETRIC) | {"transform_config": {"a": 1}}, "transform_config"),
         (packed(num_bits=4, **SYMMETRIC) | {"config_groups": {}}, "config_groups"),
         (packed(num_bits=4, **SYMMETRIC) | {"config_groups": {"a": {"targets": ["x"]}}}, "config_groups.a.targets"),

@@ -14,7 +14,10 @@ from planner.specs.catalog import ENGINES, names
 def test_nothing_asked_is_the_file_and_its_own_limits_are_too(name: str) -> None:
     engine = load_engine(name)
     assert engine.limited() is engine
-    assert engine.limited(engine.scheduler.max_sequences, engine.scheduler.chunk_tokens) == engine
+    scheduler = engine.scheduler
+    named = engine.limited(scheduler.max_sequences, scheduler.chunk_tokens)
+    # what its option names may be of all groups of data-parallel attention together
+    assert named == engine._replace(scheduler=scheduler._replace(group_sequences=scheduler.group_option))
 
 
 @given(sequences=st.integers(1, 8192), tokens=st.integers(1, 10**6))

@@ -192,7 +192,7 @@ def test_every_group_of_constants_of_a_hardware_file_says_where_it_is_from(name:
 def test_every_group_of_constants_of_an_engine_file_says_where_it_is_from(name: str) -> None:
     engine = load_engine(name)
     found = dict(provenances(engine))
-    overlap = {"overlap.provenance"} if engine.overlap else set()
+    overlap = {f"{key}.provenance" for key in ("overlap", "sequence_overlap") if getattr(engine, key)}
     assert set(found) == {"host.provenance", "memory.provenance", *overlap}
     assert all(provenance.source.strip() for provenance in found.values())
     overrides = [value for chip in engine.chips.values() for value in chip.get("collectives", ())]

@@ -14,6 +14,7 @@ from planner.specs.engine import Engine, Host
 from planner.specs.fields import Provenance
 from planner.specs.hardware import LATENT_KINDS, CollectiveKernel, Hardware, KernelConstants
 from planner.specs.model import Model
+from planner.units import TERA
 
 UNSURE = frozenset(("assumed", "unverified", "no source"))
 """Of `Fact.status`: nobody measured or stated it, as far as its file knows."""
@@ -124,8 +125,8 @@ def _unit(key: str) -> str:
 def _chip(hardware: Hardware, formats: Formats) -> Iterator[Fact]:
     chip, sources = hardware.chip, hardware.chip.sources
     for dtype in dict.fromkeys((formats.compute, formats.native)):
-        peak, source = chip.compute_tflops[dtype], sources.get("compute_tflops")
-        yield _stated("chip", f"peak in {dtype}, dense", peak, "TFLOP/s", source)
+        key, what = ("compute_tflops", "dense") if dtype in chip.compute_tflops else ("sparse_factor", "zeros counted")
+        yield _stated("chip", f"peak in {dtype}, {what}", chip.peak(dtype) / TERA, "TFLOP/s", sources.get(key))
     yield _stated("chip", "memory", chip.memory_gib, "GiB", sources.get("memory_gib"))
     bandwidth = chip.memory_bandwidth_gb_per_s
     yield _stated("chip", "memory bandwidth", bandwidth, "GB/s", sources.get("memory_bandwidth_gb_per_s"))

@@ -272,7 +272,10 @@ _DEEPSEEK = {"attention_bias": (False,), "moe_layer_freq": (1,)}
 _WRAPPER = words("boi_token_index eoi_token_index image_token_index mm_tokens_per_image")
 _GEMMA3_PATTERN = Pattern(size="sliding_window", interval=(("sliding_window_pattern", "_sliding_window_pattern"), 6))
 _LLAMA4_PATTERN = Pattern(
-    size="attention_chunk_size", interval=(("no_rope_layer_interval",), 4), lists=("layer_types", "no_rope_layers")
+    size="attention_chunk_size",
+    interval=(("no_rope_layer_interval",), 4),
+    lists=("layer_types", "no_rope_layers"),
+    blocks=True,
 )
 _LLAMA4_KEYS = _ROUTING | words(
     "use_qk_norm attn_temperature_tuning attn_scale floor_scale for_llm_compressor "

@@ -94,6 +94,7 @@ def model_from_config(config: dict[str, Any], path: Path | str) -> Model:
     _check(flat, came, read)
     pattern, window = attention_pattern(read, architecture.pattern, flat["layers"], flat["max_context"])
     flat |= {"attention_pattern": pattern, "attention.window": window}
+    flat |= {"attention.blocks": True} if architecture.pattern.blocks and window is not None else {}
     activation = flat["ffn.activation"]
     flat["ffn.activation"] = _ACTIVATIONS.get(activation, activation)
     raw = _nested(flat)

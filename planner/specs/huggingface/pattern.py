@@ -26,6 +26,8 @@ class Pattern(NamedTuple):
     """The key of the number of full layers before those with a window."""
     lists: tuple[str, ...] = ("layer_types",)
     """Keys of lists with an entry a layer."""
+    blocks: bool = False
+    """Whether windows are blocks that do not slide."""
 
 
 _ENTRIES: dict[str, dict[Any, str]] = {

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from planner.specs.dtypes import WEIGHTS
+from planner.specs.dtypes import WEIGHTS, sparse_bytes
 from planner.specs.huggingface.config import Config, brief, words
 
 _TOLERANCE = 0.01
@@ -36,11 +36,14 @@ class Stored(NamedTuple):
     notes: tuple[str, ...] = ()
     block: int = 0
     """Longer side of a block that shares a scale; 0 = the format has none."""
+    sparse: bool = False
+    """Whether two of every four weights are left out."""
 
     @property
     def bytes(self) -> float:
         """Bytes per weight, with its share of scale and zero point."""
-        return (self.bits + (self.scale_bits + self.zero_bits) / self.group) / 8
+        scales = (self.scale_bits + self.zero_bits) / self.group
+        return sparse_bytes(self.bits, scales) if self.sparse else (self.bits + scales) / 8
 
 
 def stored_weights(config: Config, raw: dict[str, Any], fallback: tuple[str, str] | None) -> dict[str, Any]:
@@ -80,6 +83,8 @@ def stored_weights(config: Config, raw: dict[str, Any], fallback: tuple[str, str
         raise quantised.refusal(
             stored.key, f"found {stored.bits}-bit {stored.kind} weights; understood are fp8, int8, int4"
         )
+    if stored.sparse:
+        dtype = next(each.name for each in WEIGHTS.values() if each.dense == dtype)
     difference = stored.bytes / WEIGHTS[dtype].bytes - 1
     if abs(difference) > _TOLERANCE:
         sentence = (
@@ -170,10 +175,7 @@ def _compressed_tensors(config: Config) -> Stored:
     form = config.text("format")
     if form not in ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized"):
         raise config.refusal("format", f"found {brief(form)}, which is not understood")
-    if config.get("sparsity_config"):
-        sparsity = config.inside("sparsity_config")
-        if sparsity.get("format") not in (None, "dense"):
-            raise sparsity.refusal("format", "sparse weights are not modelled")
+    sparse = _is_sparse(config.inside("sparsity_config")) if config.get("sparsity_config") else False
     if config.get("transform_config"):
         raise config.refusal("transform_config", "adds rotations between layers, which are not modelled")
     groups = config.inside("config_groups")
@@ -191,7 +193,21 @@ def _compressed_tensors(config: Config) -> Stored:
         notes.append(f"input_activations: priced with {arithmetic} arithmetic, as {stored.kind} weights here are.")
     if config.get("kv_cache_scheme") is not None:
         notes.append("kv_cache_scheme: the file asks for a quantised KV cache; --kv-cache decides here.")
-    return stored._replace(kept_keys=("ignore",), notes=tuple(notes))
+    return stored._replace(kept_keys=("ignore",), notes=tuple(notes), sparse=sparse)
+
+
+def _is_sparse(config: Config) -> bool:
+    """Whether two of every four weights are left out, and a mask says which: a bit for each weight."""
+    form = config.text("format")
+    if form in (None, "dense"):
+        return False
+    if form != "sparse-24-bitmask":
+        raise config.refusal("format", f"found {brief(form)}; of sparse weights sparse-24-bitmask is modelled")
+    if config.text("sparsity_structure") not in (None, "2:4"):
+        raise config.refusal("sparsity_structure", "expected 2:4")
+    if config.listing("ignore") not in (None, [], ["lm_head"]):
+        raise config.refusal("ignore", "keeps modules dense, which is not modelled; expected lm_head alone")
+    return True
 
 
 def _scheme(weights: Config) -> Stored:
