@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -172,7 +172,8 @@ def run(
     ready, refused = deployments(request, found, stream.longest, cast(Routing, routing))
     if not ready:
         raise NoPlanError(f"{refused[0].plan.label}: {refused[0].reason}; no plan that was looked at has more")
-    entries, complete = _simulated(request, ready, stream, goal, requests, quiet)
+    paid = {each: each.chips if gpus is None and plan is not None else request.gpus for each, _ in ready}
+    entries, complete = _simulated(paid, ready, stream, goal, requests, quiet)
     if not complete:
         opt.warn("interrupted: this is the best so far", quiet)
     own = trace is None
@@ -244,8 +245,8 @@ def _as_asked(request: Request, log: Trace | None, prefill: str | None) -> Reque
 
 
 def _simulated(
-    request: Request, ready: Sequence[tuple[Plan, Deployment]], stream: Stream, goal: Goal, count: int | None,
-    quiet: bool,
+    chips: Mapping[Plan, int], ready: Sequence[tuple[Plan, Deployment]], stream: Stream, goal: Goal,
+    count: int | None, quiet: bool,
 ) -> tuple[list[Entry], bool]:  # fmt: skip
     """(plans as they fared, the best first; whether none was cut short)."""
     entries: list[Entry] = []
@@ -260,7 +261,9 @@ def _simulated(
         try:
             for plan, made in ready:
                 fared = fares(made, stream, goal, count, told)
-                entries.append(Entry(plan, request.gpus, fared))
+                if not fared.complete and fared.found is not None and fared.found.best is None:
+                    raise KeyboardInterrupt  # before anything was found
+                entries.append(Entry(plan, chips[plan], fared))
                 complete = complete and fared.complete
                 if not complete:
                     break
@@ -303,8 +306,9 @@ def _show(
 
 def _warn_short(entries: list[Entry], drawn: dict[str, Any], quiet: bool) -> None:
     """Says where requests come for too short a time to be in steady state."""
-    short = max((entry.fared for entry in entries), key=lambda fared: fared.needed - fared.requests)
-    if drawn["trace"] is None and short.requests < short.needed:
+    steady = [entry.fared for entry in entries if entry.judged.sustained]
+    short = max(steady, key=lambda fared: fared.needed - fared.requests, default=None)
+    if short is not None and drawn["trace"] is None and short.requests < short.needed:
         opt.warn(
             f"{short.requests} requests at {short.judged.rate:.4g} a second are over too soon for a steady state; "
             f"--requests {-(-short.needed // 100) * 100} would do",

@@ -131,7 +131,7 @@ def print_goodput(
         source = f"{count} drawn with seed {drawn['seed']} ({process}), those while it fills and empties not counted"
     formats = f"{request.workload.weights or request.model.weights} weights"
     texts = [
-        f"{request.model.name} ({formats}) on {request.gpus} x {request.hardware.name}, engine {request.engine.name} "
+        f"{request.model.name} ({formats}) on {_chips(rows)} x {request.hardware.name}, engine {request.engine.name} "
         f"{request.engine.version}; {prompt(request.workload)}; {source}. Times in ms, TTFT with the wait."
     ]
     found = first.fared.found
@@ -149,6 +149,12 @@ def print_goodput(
         some = ", ".join(f"{row['plan']} {row['preempted']}" for row in rows if row["preempted"])
         texts.append(f"Out of KV, and computed again: {some} times.")
     show(paragraphs([*texts, *notes]))
+
+
+def _chips(rows: Sequence[Row]) -> str:
+    """How many chips the plans are on."""
+    counts = sorted({row["gpus"] for row in rows})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _beyond(found: Found) -> str:

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+_EXACT = 500_000
+_BINS = 25_000  # from 1 us to a day
 
 
 class Job:
@@ -77,3 +79,50 @@ class Gaps(NamedTuple):
         order = np.argsort(self.seconds)
         reached = np.cumsum(self.weight[order])
         return float(self.seconds[order][np.searchsorted(reached, share * reached[-1] * (1 - 1e-12))])
+
+
+class GapLog:
+    """Gaps as they come. Beyond _EXACT of them they are kept as means of bins that are a thousandth wide."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._weight: list[float] = []
+        self._runs: list[tuple[Array, int]] = []
+        self._size = 0
+        self._binned = np.zeros((2, 0))  # of each bin: how many gaps, and their seconds in all
+
+    def note(self, seconds: float, weight: float) -> None:
+        """So many gaps of this length."""
+        self._seconds.append(seconds)
+        self._weight.append(weight)
+
+    def note_run(self, seconds: Array, weight: int) -> None:
+        """So many gaps of each of these lengths."""
+        self._runs.append((seconds, weight))
+        self._size += len(seconds)
+        if self._size + len(self._seconds) > _EXACT:
+            self._fold()
+
+    def gaps(self) -> Gaps:
+        """All of them."""
+        recent = self._recent()
+        if not self._binned.size:
+            return recent
+        count, spent = self._binned[:, self._binned[0] > 0]
+        return Gaps(np.concatenate([spent / count, recent.seconds]), np.concatenate([count, recent.weight]))
+
+    def _recent(self) -> Gaps:
+        seconds, weights = [np.array(self._seconds)], [np.array(self._weight)]
+        for run, size in self._runs:
+            seconds.append(run)
+            weights.append(np.full(len(run), float(size)))
+        return Gaps(np.concatenate(seconds), np.concatenate(weights))
+
+    def _fold(self) -> None:
+        recent = self._recent()
+        if not self._binned.size:
+            self._binned = np.zeros((2, _BINS))
+        place = np.clip(1000 * np.log(np.maximum(recent.seconds, 1e-9) / 1e-6), 0, _BINS - 1).astype(int)
+        self._binned[0] += np.bincount(place, recent.weight, _BINS)
+        self._binned[1] += np.bincount(place, recent.weight * recent.seconds, _BINS)
+        self._seconds, self._weight, self._runs, self._size = [], [], [], 0

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.simulating.iterations import Clock
-from planner.simulating.jobs import Gaps, Job, Slot
+from planner.simulating.jobs import GapLog, Gaps, Job, Slot
 from planner.simulating.rooms import KvRoom, Rules
 
 Array = NDArray[np.float64]
@@ -61,6 +61,7 @@ class Replica:
         self.used = 0.0
         """Blocks of KV taken."""
         self.peak = 0.0
+        self._claimed = 0.0  # blocks that the decodes of the iteration at hand take before any prompt does
         self._admissions = 0
         self._filling: list[tuple[int, Job]] = []
         self._joining: deque[tuple[float, int, Job]] = deque()
@@ -69,9 +70,7 @@ class Replica:
         self._slots = [Slot(kv.block) for _ in range(max(1, min(clock.stages, rules.microbatches)))]
         self._piped = clock.stages > 1 and len(self._slots) > 1
         self._under_way: deque[float] = deque([0.0] * len(self._slots), len(self._slots))  # when the last ones end
-        self._gaps: list[float] = []
-        self._gap_weights: list[float] = []
-        self._gap_runs: list[tuple[Array, int]] = []
+        self._gaps = GapLog()
 
     @property
     def outstanding(self) -> int:
@@ -100,11 +99,7 @@ class Replica:
 
     def gaps(self) -> Gaps:
         """Times between tokens so far."""
-        seconds, weights = [np.array(self._gaps)], [np.array(self._gap_weights)]
-        for run, size in self._gap_runs:
-            seconds.append(run)
-            weights.append(np.full(len(run), float(size)))
-        return Gaps(np.concatenate(seconds), np.concatenate(weights))
+        return self._gaps.gaps()
 
     # --- what runs next -------------------------------------------------------------------------------------------
 
@@ -130,7 +125,7 @@ class Replica:
     def _admits(self, job: Job) -> bool:
         if len(self.running) >= self.rules.sequences:
             return False
-        return self.used + self._asked(job) <= self.kv.blocks or not self.running
+        return self.used + self._claimed + self._asked(job) <= self.kv.blocks or not self.running
 
     def _asked(self, job: Job) -> float:
         return self.kv.most(job.isl, job.osl) if self.kv.whole else self.kv.held(job.target)
@@ -138,7 +133,9 @@ class Replica:
     def _iterate(self, at: float, until: float) -> None:
         slot = self._slot_at(at)
         starved = slot is not None and self.rules.mixed and self._make_room(slot)
+        self._claimed = slot.pages[slot.count % self.kv.block] if slot is not None and self.rules.mixed else 0.0
         chunks = self._chunks(at, slot, admit=not starved)
+        self._claimed = 0.0
         if chunks:
             self._run_prompts(at, slot if self.rules.mixed else None, chunks)
             return
@@ -388,14 +385,13 @@ class Replica:
     def _note_gaps(self, slot: Slot, end: float, further: Array | None) -> None:
         old = slot.size - len(slot.fresh)
         if slot.fresh:
-            self._gaps += [end - since for since in slot.fresh]
-            self._gap_weights += [1.0] * len(slot.fresh)
+            for since in slot.fresh:
+                self._gaps.note(end - since, 1.0)
             slot.fresh = []
         if old > 0:
-            self._gaps.append(end - slot.last)
-            self._gap_weights.append(float(old))
+            self._gaps.note(end - slot.last, float(old))
         if further is not None and len(further):
-            self._gap_runs.append((np.diff(further, prepend=end), slot.size))
+            self._gaps.note_run(np.diff(further, prepend=end), slot.size)
 
     # --- leaving --------------------------------------------------------------------------------------------------
 

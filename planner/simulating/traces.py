@@ -69,7 +69,7 @@ class Stream(NamedTuple):
         if self.log is not None:
             place = int(np.argmax(self.log.isl + self.log.osl))
             return float(self.log.isl[place]), float(self.log.osl[place])
-        return (1.0, 1.0) if self.population is None else self.population.longest
+        return (1.0, 1.0) if self.population is None else self.population.longest_request
 
     def take(self, count: int) -> Trace:
         """So many requests, drawn anew; of a log all. At their rate, or at 1 a second where it is searched."""

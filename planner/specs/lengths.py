@@ -85,7 +85,12 @@ class Population(NamedTuple):
         return np.maximum(1.0, np.round(isl)), np.maximum(1.0, np.round(osl))
 
     @property
-    def longest(self) -> tuple[float, float]:
+    def longest(self) -> float:
+        """Tokens of the longest request, prompt and answer."""
+        return sum(self.longest_request)
+
+    @property
+    def longest_request(self) -> tuple[int, int]:
         """(isl, osl) of the longest request, rounded up."""
         if self.weight is None:
             return math.ceil(self.isl.max()), math.ceil(self.osl.max())

@@ -45,6 +45,17 @@ def test_plans_are_ranked_by_what_they_serve() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
+def test_plans_by_name_are_paid_by_their_own_chips() -> None:
+    words = ("goodput", "-m", "llama3-8b", "--plan", "TP2,TP1", "--osl", 32, "--requests", 40, "--max-tpot", 12)
+    rows = run(*words, "--csv", "-").rows
+    assert {(row["plan"], row["gpus"]) for row in rows} == {("TP1", "1"), ("TP2", "2")}
+    assert [float(row["goodput_per_s_per_gpu"]) for row in rows] == sorted(
+        (float(row["goodput_per_s_per_gpu"]) for row in rows), reverse=True
+    )
+    assert "on 1 to 2 x h100-sxm" in run(*words).out
+    assert {row["gpus"] for row in run(*words, "--gpus", 2, "--csv", "-").rows} == {"2"}
+
+
 def test_percentiles_at_a_rate_grow_with_it_and_with_bursts() -> None:
     def waits(*words: object) -> float:
         (row,) = run(*ONE, "--requests", 200, *words, "--csv", "-").rows
@@ -159,18 +170,19 @@ def test_plans_that_cannot_run_end_with_status_3(words: tuple[object, ...], says
     assert says in done.err
 
 
-def test_an_interrupted_search_shows_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("at", "status"), [(5, 0), (2, 130)])
+def test_an_interrupted_search_shows_the_best_so_far(at: int, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = goodput.Deployment.run, 0
 
     def some(made: goodput.Deployment, coming: object) -> object:
         nonlocal calls
         calls += 1
-        if calls == 5:
+        if calls == at:
             raise KeyboardInterrupt
         return real(made, coming)  # type: ignore[arg-type]
 
     monkeypatch.setattr(goodput.Deployment, "run", some)
     done = run(*QUICK, "--max-tpot", 12)
-    assert done.status == 0
-    assert "interrupted: this is the best so far" in done.err
-    assert done.out.startswith("plan")
+    assert done.status == status
+    assert "interrupted" in done.err
+    assert done.out.startswith("plan") == (status == 0)

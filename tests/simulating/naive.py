@@ -121,7 +121,7 @@ def _chunks(
     alone = engine.budget is None and not engine.mixed
     while waiting and not starved and left > 0 and len(running) < engine.sequences and not (alone and chunks):
         request = waiting[0]
-        used = sum(engine.held(each) for each in running)
+        used = sum(engine.held(each, 1 if engine.mixed and each.decodes else 0) for each in running)
         if running and used + engine.held(request) > engine.blocks:
             break
         running.append(waiting.pop(0))

@@ -181,6 +181,7 @@ def test_decode_steps_of_a_pipeline_take_the_longer_of_its_depth_and_its_microba
     found = simulate(alike(size, 1, 400), clock, ENDLESS, Rules(True, 4096, microbatches=3))
     step = clock.decoding(math.ceil(size / 3)).at(1)
     assert found.tpot.mean() == pytest.approx(max(step.whole, min(3, size) * step.slowest), rel=0.01)
+    assert found.utilisation == pytest.approx(min(size, 3) / 3, rel=0.01)
     conserved(found)
 
 
@@ -265,3 +266,26 @@ def test_room_of_a_plan_is_what_the_cost_engine_says() -> None:
     rows = Rows.of_plans([windowed.plan], isl=7000, osl=1000, concurrency=1)
     held = fit(windowed.setting, rows, clip=False).by_memory[0]
     assert windowed.kv.blocks / windowed.kv.most(7000, 1000) == pytest.approx(held, abs=1)
+
+
+def test_many_gaps_are_kept_in_bins_that_lose_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = requests(population_of("60,100", "80,180", None), 200).faster(8.0)
+    exact = simulate(trace, Line(), ENDLESS, Rules(True, 128)).gaps
+    monkeypatch.setattr("planner.simulating.jobs._EXACT", 50)
+    binned = simulate(trace, Line(), ENDLESS, Rules(True, 128)).gaps
+    assert binned.weight.sum() == exact.weight.sum()
+    assert binned.seconds @ binned.weight == pytest.approx(exact.seconds @ exact.weight)
+    for share in (0.1, 0.5, 0.9, 0.99):
+        assert binned.quantile(share) == pytest.approx(exact.quantile(share), rel=2e-3)
+    assert len(binned.seconds) < len(exact.seconds)
+
+
+def test_a_pipeline_is_never_faster_than_its_formulas() -> None:
+    """What a long prompt leaves idle behind it the formulas do not have: bubbles of up to a quarter."""
+    known = problem("llama3-70b", "h100", "vllm", "TP4xPP2")
+    rows = Rows.of_plans([known.plan], isl=2048, osl=64, concurrency=8)
+    priced = price(known.setting, rows, fit(known.setting, rows, clip=False))
+    residence = float(priced.ttft[0] + 63 * priced.tpot[0])
+    found = closed_loop(known.clock, known.kv, known.rules, 8, 2048, 64, 8, residence)
+    conserved(found)
+    assert 0.99 * residence < found.latency[16:48].mean() < 1.3 * residence

@@ -67,7 +67,8 @@ def test_lengths_are_those_of_the_options(tmp_path: Path) -> None:
     isl, osl = pairs.draw(20_000, np.random.default_rng(2))
     assert set(zip(isl, osl, strict=True)) == {(100, 10), (2000, 50)}
     assert np.mean(isl == 100) == pytest.approx(0.75, abs=0.01)
-    assert pairs.longest == (2000, 50)
+    assert pairs.longest_request == (2000, 50)
+    assert pairs.longest == 2050
 
 
 def test_a_trace_is_read_from_its_first_arrival_on(tmp_path: Path) -> None:
