@@ -33,8 +33,8 @@ CONTRACT = {
     "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "
     "--debug": ("diagnose",),
     "--model --hardware --prefill-hardware --decode-hardware --engine --gpus --prefill-gpus --decode-gpus --max-ttft "
-    "--max-tpot --arrival-rate --isl --osl --lengths --prefill-plan --decode-plan --affinity --transfer --tp --pp --top "
-    "--csv --json --no-header --quiet --debug": ("disaggregate",),
+    "--max-tpot --arrival-rate --isl --osl --lengths --prefill-plan --decode-plan --affinity --transfer --attainment "
+    "--requests --seed --tp --pp --top --csv --json --no-header --quiet --debug": ("disaggregate",),
     "--diffusion": ("validate",),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
