@@ -10,10 +10,10 @@ import typer
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import NoPlanError
-from planner.phases.colocated import best_colocated
+from planner.phases.colocated import Colocated, best_colocated
 from planner.phases.disaggregation import Search, disaggregate, frontier
 from planner.phases.question import AFFINITIES, Affinity, Question, check_question
-from planner.phases.rehearsal import Fared, rehearse
+from planner.phases.rehearsal import Fared, rehearse, rehearse_together
 from planner.plans.plan import Plan
 from planner.plans.space import Filters
 from planner.report import phases as report
@@ -185,8 +185,8 @@ def run(
     fared: dict[report.Each, Fared] = {}
     if attainment is not None:
         stream = Stream(population=population_of(isl, osl, lengths), seed=seed, rate=arrival_rate)
-        every: list[report.Each] = [*search.deployments[:simulate], *found]
-        fared = _fared(search, every, stream, count_of_requests, quiet)
+        fared = _fared(search, [*search.deployments[:simulate], *found], stream, count_of_requests, quiet)
+        found = [each for each in fared if isinstance(each, Colocated)] or found
     table = report.rows(search, found, top, fared)
     tabular.write_rows(table, csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
@@ -201,12 +201,17 @@ def _fared(
     steps = 1 if search.question.rate is not None else STEPS
     with Progress("simulation", steps * len(every), quiet=quiet) as progress:
         for place, each in enumerate(every):
+            told = progress.advance
             try:
-                fared[each] = rehearse(search.question, each, stream, progress.advance, count)
+                if isinstance(each, Colocated):
+                    larger, found = rehearse_together(search.question, each, stream, told, count)
+                    fared[larger] = found
+                else:
+                    fared[each] = found = rehearse(search.question, each, stream, told, count)
             except KeyboardInterrupt:
                 break
-            progress.total += progress.done - steps * (place + 1)
-            if not fared[each].complete:
+            progress.total = progress.done + steps * (len(every) - place - 1)
+            if not found.complete:
                 break
     if len(fared) < len(every) or not all(each.complete for each in fared.values()):
         opt.warn(f"stopped: {len(fared)} of {len(every)} deployments simulated, the last one perhaps in part", quiet)

@@ -88,6 +88,20 @@ def best_colocated(request: Request, count: int = 1) -> list[Colocated]:
     return [_at(request, plan, request.gpus, each) for each, plan in found[:count]]
 
 
+def enlarged(request: Request, each: Colocated) -> Colocated | None:
+    """The same plan with one replica more; none where there are no chips for it.
+
+    Args:
+        request: what was asked; `gpus` is the most chips there may be.
+        each: a plan at its rate.
+    """
+    plan = each.plan._replace(dp=each.plan.dp + 1)
+    if request.hardware.torus is not None:
+        return None
+    gpus = Placement.of(request.hardware, request.gpus).fewest(plan.tp, plan.pp, plan.dp, plan.cp)
+    return _at(request, plan, gpus, each.rate) if gpus <= request.gpus else None
+
+
 def _at(request: Request, plan: Plan, gpus: int, rate: float) -> Colocated:
     """A plan that serves a rate, in steady state."""
     work = request.workload._replace(arrival_rate=rate)

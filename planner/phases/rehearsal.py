@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from planner.costs.rows import structure_of
 from planner.errors import InputError
-from planner.phases.colocated import Colocated
+from planner.phases.colocated import Colocated, enlarged
 from planner.phases.disaggregation import Deployment
 from planner.phases.question import Question
 from planner.plans.placement import Placement
@@ -32,6 +32,8 @@ from planner.simulating.replicas import Replica
 from planner.simulating.traces import Stream, Trace
 
 Array = NDArray[np.float64]
+MOST_REPLICAS = 16
+"""Replicas that are added at most to a plan with both phases together."""
 SHARE = 0.9
 """Of the requests, those that must keep both limits when it is not said (DistServe's)."""
 
@@ -173,6 +175,34 @@ def rehearse(
     return Fared.of(found.judged, found.judged.rate if served else 0.0, found.complete)
 
 
+def rehearse_together(
+    question: Question,
+    each: Colocated,
+    stream: Stream,
+    told: Callable[[], None] = lambda: None,
+    count: int | None = None,
+) -> tuple[Colocated, Fared]:
+    """The same of a plan with both phases together, with as many replicas as a rate that is asked turns out to take.
+
+    Means, by which it was sized, promise nothing to a share of the requests.
+
+    Raises:
+        InputError: as `rehearse`.
+    """
+    fared = rehearse(question, each, stream, told, count)
+    for _ in range(MOST_REPLICAS):
+        larger = None
+        if question.rate is not None and fared.attained < (question.share or SHARE):
+            larger = enlarged(_request(question, each), each)
+        if larger is None:
+            break
+        each, fared = larger, rehearse(question, larger, stream, told, count)
+    return each, fared
+
+
+def _request(question: Question, each: Colocated) -> Request:
+    return question.prefill if question.prefill.hardware.name == each.hardware else question.decode
+
+
 def _together(question: Question, each: Colocated, longest: float) -> goodput.Deployment:
-    request = question.prefill if question.prefill.hardware.name == each.hardware else question.decode
-    return _deployment(request, each.plan, each.gpus, longest)
+    return _deployment(_request(question, each), each.plan, each.gpus, longest)

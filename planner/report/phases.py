@@ -251,7 +251,7 @@ def _caption(search: Search, colocated: Sequence[Colocated], table: Sequence[Row
             "Without limits: pairs that no other beats in both TPOT and rate per chip; prefill replicas work at most "
             "80 % of their time."
         )
-    texts.append(_basis(table))
+    texts.append(_basis(search, table))
     if any(row["tie"] for row in table):
         texts[-1] += f" ~ = within {error_bar(request):.0%} of the row above: a tie."
     texts.append(_standing(table))
@@ -270,7 +270,12 @@ def _standing(table: Sequence[Row]) -> str:
     return f"{beyond}Assumed, not measured: {', '.join(assumed)}." if assumed else beyond.strip()
 
 
-def _basis(table: Sequence[Row]) -> str:
+def _basis(search: Search, table: Sequence[Row]) -> str:
+    if search.question.rate is not None and any(row["attained"] is not None for row in table):
+        return (
+            "kept: of simulated requests, those that keep both limits. Pools are sized by closed forms; plans with "
+            "both phases together by means, with replicas added until enough of the requests keep the limits."
+        )
     if any(row["attained"] is not None for row in table):
         return "Rates that count are simulated, request by request; the others are closed forms, which come first."
     return "Means, as queues in steady state have them; --attainment 0.9 simulates requests one by one."

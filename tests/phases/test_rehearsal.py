@@ -12,7 +12,7 @@ from planner import Filters, InputError, Limits
 from planner.phases.colocated import best_colocated
 from planner.phases.disaggregation import Deployment, disaggregate
 from planner.phases.question import Question
-from planner.phases.rehearsal import Pools, pools_of, rehearse
+from planner.phases.rehearsal import Pools, pools_of, rehearse, rehearse_together
 from planner.simulating.queueing import waits
 from planner.simulating.traces import Stream, Trace
 from planner.specs.lengths import population_of
@@ -108,6 +108,21 @@ def test_the_highest_rate_is_searched() -> None:
     assert 0.9 * found.rate < fared.rate < most
     together = rehearse(question(share=0.9), best_colocated(question().prefill)[0], STREAM, count=60)
     assert together.attained >= 0.9
+
+
+def test_replicas_are_added_where_means_promised_too_little() -> None:
+    """Sized by means for a rate at its limit, TP4 keeps both limits for too few; so many more replicas do, no more."""
+    rate = best_colocated(question().prefill)[0].rate * 0.999
+    asked = at_rate(0.9, rate)
+    asked = asked._replace(prefill=asked.prefill._replace(gpus=64))
+    (sized,) = best_colocated(asked.prefill)
+    stream = STREAM._replace(rate=rate)
+    before = rehearse(asked, sized, stream, count=300)
+    larger, after = rehearse_together(asked, sized, stream, count=300)
+    assert before.attained < 0.9 <= after.attained
+    assert larger.plan.dp == sized.plan.dp + 1
+    assert larger.gpus == sized.gpus + 4
+    assert larger.rate == sized.rate == after.rate
 
 
 def test_a_request_that_no_replica_holds_is_refused() -> None:
