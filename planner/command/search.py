@@ -15,6 +15,7 @@ import typer
 from planner.command import options as opt
 from planner.costs.serving import formats_of
 from planner.errors import InputError, PlannerError
+from planner.opgraph.chain import Chain
 from planner.opgraph.cluster import Cluster, kind_of
 from planner.opgraph.comparing import (
     Comparison,
@@ -26,7 +27,9 @@ from planner.opgraph.comparing import (
     model_problem,
     tied,
 )
-from planner.opgraph.searching import SLICE, SMALL, Chain, Devices, Outcome, Problem, chains_of, exhaustive, outcome
+from planner.opgraph.problem import Devices, Problem
+from planner.opgraph.proposals import MOVES
+from planner.opgraph.searching import SLICE, SMALL, Outcome, chains_of, exhaustive, outcome
 from planner.opgraph.sharding import best_grid
 from planner.opgraph.stages import FORMS
 from planner.opgraph.strategies import Strategy
@@ -67,17 +70,23 @@ Method = Annotated[
 ]
 Chains = Annotated[int, typer.Option("--chains", min=1, help="Markov chains, each from a start of its own.")]
 BudgetOption = Annotated[
-    int, typer.Option("--budget", min=2, help="Evaluations of a chain; half of it without a gain ends it.")
+    int, typer.Option("--budget", min=2, help="Strategies that a chain simulates; half of it without a gain ends it.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the random numbers.")]
 Beta = Annotated[
     float | None,
-    typer.Option(
-        "--beta", metavar="1/MS", help="Inverse temperature; default: 1 / 6 % of the step that a chain starts with."
-    ),
+    typer.Option("--beta", metavar="1/MS", help="Inverse temperature, held; default: as docs/search.md says."),
 ]
 Restart = Annotated[
-    int | None, typer.Option("--restart", min=1, help="Evaluations without a gain until a chain begins anew.")
+    int | None, typer.Option("--restart", min=1, help="Proposals without a gain until a chain begins anew.")
+]
+MovesOption = Annotated[
+    str,
+    typer.Option(
+        "--moves",
+        metavar="mixed|single",
+        help="Chains change one operator or several at a time, or one as in the paper.",
+    ),
 ]
 DevicesOption = Annotated[
     str, typer.Option("--devices", metavar="blocks|any", help="Tasks on blocks of neighbours, or on any chips.")
@@ -129,6 +138,7 @@ def run(
     seed: Seed = 0,
     beta: Beta = None,
     restart: Restart = None,
+    moves: MovesOption = "mixed",
     devices: DevicesOption = "blocks",
     microbatches: Microbatches = 4,
     form: FormOption = "training",
@@ -149,6 +159,7 @@ def run(
     opt.check_targets(csv, json, ("--plot", plot), specs=(model, graph, hardware, engine))
     opt.check_plot(plot)
     _refuse(graph, layers, method, devices, beside, plot)
+    opt.choice(moves, "--moves", MOVES)
     if method == "stages":
         asked = (isl, osl, concurrency, layers, weights, kv_cache, memory_limit, phase)
         _stages(model, graph, hardware, engine, gpus, *asked, microbatches, form, beside, (csv, json, no_header, quiet))
@@ -171,7 +182,10 @@ def run(
             found = exhaustive(problem, lambda count: _advance(progress, count))
     else:
         starts = _starts(problem, template)
-        made = chains_of(problem, chains, budget, seed, None if inverse is None else inverse / MS, restart, starts)
+        beta_ = None if inverse is None else inverse / MS
+        made = chains_of(
+            problem, chains, budget, seed, beta_, restart, starts, "single" if moves == "single" else "mixed"
+        )
         with Progress("evaluation", budget * len(made), quiet=quiet) as progress:
             found = _chains(problem, made, min(jobs, len(made)), progress)
     if not found.complete:

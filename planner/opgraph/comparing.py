@@ -13,7 +13,8 @@ from planner.costs.weights import Shard, Stages
 from planner.errors import InputError
 from planner.opgraph.graph import Graph, from_file
 from planner.opgraph.machine import Machine
-from planner.opgraph.searching import Devices, Outcome, Problem
+from planner.opgraph.problem import Devices, Problem
+from planner.opgraph.searching import Outcome
 from planner.opgraph.simulator import Simulation
 from planner.opgraph.strategies import Strategy, templates
 from planner.opgraph.transformer import Load, Phase, from_model

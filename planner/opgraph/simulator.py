@@ -6,15 +6,16 @@ lane runs its tasks in the order in which they become ready (ties: earlier opera
 timeline, whatever way it is computed:
 
 * full simulation (Algorithm 1): all tasks, from a heap by ready time;
-* delta simulation (Algorithm 2): one operator changes its configuration. Only its tasks and the transfers from and to
-  it are made anew; the timeline stands up to the moment when the first task that goes away or comes in is ready, and
-  is computed again from there. The paper sends changes through the old timeline until nothing changes any more; going
-  on from the first change visits every task once at most, and gives the same timeline.
+* delta simulation (Algorithm 2): operators change their configurations, one or several. Only their tasks and the
+  transfers from and to them are made anew; the timeline stands up to the moment when the first task that goes away or
+  comes in is ready, and is computed again from there. The paper sends changes through the old timeline until nothing
+  changes any more; going on from the first change visits every task once at most, gives the same timeline, and was
+  faster wherever both were measured (docs/search.md).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf, prod
 from typing import NamedTuple
@@ -113,19 +114,20 @@ class Templates:
 class _Undo(NamedTuple):
     """What `Simulation.change` has replaced."""
 
-    operator: int
-    config: Config
-    own: list[int]
-    outputs: list[int]
-    closings: list[int]
+    operators: list[tuple[int, Config, list[int], list[int], list[int]]]
+    """(operator, configuration, own tasks, outputs, closings) of each that was changed."""
     transfers: dict[tuple[int, int], list[int]]
     neighbours: list[tuple[int, list[int], list[int]]]
     made: list[int]
-    lengths: list[int]
-    """Tasks that each lane kept."""
-    tails: list[tuple[int, list[int], list[float]]]
-    """(lane, tasks, ready times) of what was cut off."""
-    times: list[tuple[int, float, float]]
+    redone: list[int]
+    ready: list[float]
+    end: list[float]
+    """Tasks behind the cut and their times."""
+    idle: list[float]
+    lengths: dict[int, int]
+    """Tasks that the lanes of new ones had."""
+    cut: list[tuple[int, int, list[int]]]
+    """(lane, how many tasks it kept, those that it lost)."""
     cost: float
 
 
@@ -154,7 +156,8 @@ class Simulation:
         self._closings: list[list[int]] = [[] for _ in strategy]
         self._transfers: dict[tuple[int, int], list[int]] = {}
         self._order: list[list[int]] = []
-        self._times: list[list[float]] = []
+        self._idle: list[float] = []
+        """When the last task of each lane ends."""
         self._undo: _Undo | None = None
         for operator in range(len(strategy)):
             self._make(operator)
@@ -225,15 +228,15 @@ class Simulation:
     def _lanes(self) -> None:
         while len(self._order) < len(self.templates.machine.lanes):
             self._order.append([])
-            self._times.append([])
+            self._idle.append(0.0)
 
     def _run(self, first: list[int]) -> float:
         """Algorithm 1 over the tasks that wait for nothing but one another, from those that wait for none."""
         ready, end, keys, seconds = self._ready, self._end, self._key, self._seconds
-        lanes, after, waiting, order, times = self._lane, self._after, self._waiting, self._order, self._times
+        lanes, after, waiting, order = self._lane, self._after, self._waiting, self._order
         heap = [(ready[task], keys[task], task) for task in first]
         heapify(heap)
-        free = [end[tasks[-1]] if tasks else 0.0 for tasks in order]
+        free = self._idle
         while heap:
             at, _, task = heappop(heap)
             lane = lanes[task]
@@ -243,7 +246,6 @@ class Simulation:
             done = start + seconds[task]
             free[lane] = end[task] = done
             order[lane].append(task)
-            times[lane].append(at)
             for other in after[task]:
                 if ready[other] < done:  # noqa: PLR1730 (a call of max takes three times as long)
                     ready[other] = done
@@ -254,45 +256,61 @@ class Simulation:
         return max(free, default=0.0)
 
     def change(self, operator: int, config: Config) -> float:
-        """Algorithm 2: gives an operator another configuration; `undo` takes the last change back.
+        """`change_all` of one operator."""
+        return self.change_all({operator: config})
+
+    def change_all(self, changes: Mapping[int, Config]) -> float:
+        """Algorithm 2: gives operators other configurations; `undo` takes the last such change back.
 
         Returns:
             Seconds until the last task ends.
         """
         self._settle()
-        graph, end = self.graph, self._end
-        inputs = graph.operators[operator].inputs
-        edges = [(operator, place) for place in range(len(inputs))] + list(graph.readers[operator])
-        own, outputs, closings = self._own[operator], self._outputs[operator], self._closings[operator]
+        graph, ready, end = self.graph, self._ready, self._end
+        edges: list[tuple[int, int]] = []
+        changed, gone = [], set[int]()
+        for operator in changes:
+            own, closings = self._own[operator], self._closings[operator]
+            changed.append((operator, self.strategy[operator], own, self._outputs[operator], closings))
+            gone.update(own, closings)
+            edges += [(operator, place) for place in range(len(graph.operators[operator].inputs))]
+            edges += [edge for edge in graph.readers[operator] if edge[0] not in changes]
         transfers = {edge: self._transfers[edge] for edge in edges}
-        gone = set(own).union(closings, *transfers.values())
-        neighbours = self._detach(operator, gone)
-        previous, self.strategy[operator] = self.strategy[operator], config
-        made = self._make(operator)
+        gone.update(*transfers.values())
+        neighbours = self._detach(edges, gone)
+        made: list[int] = []
+        for operator, config in changes.items():
+            self.strategy[operator] = config
+            made += self._make(operator)
         for edge in edges:
             made += self._join(*edge)
         self._lanes()
-        first, fresh = min([self._ready[task] for task in gone]), set(made)
+        lengths = {lane: len(self._order[lane]) for lane in {self._lane[task] for task in made}}
+        first = min([ready[task] for task in gone])
         for task in made:
-            before = self._before[task]
-            if fresh.isdisjoint(before):
-                first = min(first, max([end[other] for other in before], default=0.0))
-        tails = self._cut(first)
-        redone = [task for _, tasks, _ in tails for task in tasks]
-        self._undo = _Undo(
-            operator, previous, own, outputs, closings, transfers, neighbours, made,
-            list(map(len, self._order)), tails, [(task, self._ready[task], end[task]) for task in redone],
-            self.cost,
-        )  # fmt: skip
+            end[task] = inf
+        for task in made:  # those that wait for others of them are not ready before these
+            latest = 0.0
+            for other in self._before[task]:
+                if end[other] >= first:
+                    break
+                latest = max(latest, end[other])
+            else:
+                first = latest
+        idle = self._idle.copy()
+        cut, redone = self._cut(first)
+        old = redone, list(map(ready.__getitem__, redone)), list(map(end.__getitem__, redone)), idle
+        self._undo = _Undo(changed, transfers, neighbours, made, *old, lengths, cut, self.cost)
         self.cost = self._again([task for task in redone if task not in gone] + made)
         return self.cost
 
-    def _detach(self, operator: int, gone: set[int]) -> list[tuple[int, list[int], list[int]]]:
+    def _detach(self, edges: Iterable[tuple[int, int]], gone: set[int]) -> list[tuple[int, list[int], list[int]]]:
         """Takes tasks that go away out of the lists of their neighbours; (neighbour, its lists as they were)."""
-        near = {task for edge in self.graph.operators[operator].inputs for task in self._outputs[edge.source]}
-        near.update(task for reader, _ in self.graph.readers[operator] for task in self._own[reader])
+        near: set[int] = set()
+        for reader, place in edges:
+            near.update(self._outputs[self.graph.operators[reader].inputs[place].source], self._own[reader])
         neighbours = []
-        for task in near:
+        for task in near - gone:
             before, after = self._before[task], self._after[task]
             neighbours.append((task, before, after))
             self._before[task] = [other for other in before if other not in gone]
@@ -301,31 +319,38 @@ class Simulation:
 
     def _again(self, tasks: list[int]) -> float:
         """Runs tasks behind the cut; those before it have ended."""
-        end, ready, waiting, starts = self._end, self._ready, self._waiting, []
+        end, ready, waiting, before, starts = self._end, self._ready, self._waiting, self._before, []
         for task in tasks:
             end[task] = inf
         for task in tasks:
             latest, count = 0.0, 0
-            for other in self._before[task]:
-                if end[other] == inf:
+            for other in before[task]:
+                done = end[other]
+                if done == inf:
                     count += 1
-                elif end[other] > latest:
-                    latest = end[other]
+                elif done > latest:
+                    latest = done
             ready[task], waiting[task] = latest, count
             if not count:
                 starts.append(task)
         return self._run(starts)
 
-    def _cut(self, first: float) -> list[tuple[int, list[int], list[float]]]:
-        """Takes all tasks that are ready at a moment or later from the timeline; (lane, tasks, ready times)."""
-        tails = []
-        for lane, times in enumerate(self._times):
-            if times and times[-1] >= first:
-                place = bisect_left(times, first)
-                order = self._order[lane]
-                tails.append((lane, order[place:], times[place:]))
-                del order[place:], times[place:]
-        return tails
+    def _cut(self, first: float) -> tuple[list[tuple[int, int, list[int]]], list[int]]:
+        """Takes tasks that are ready at a moment or later from the timeline; (as `_Undo.cut`, all of them)."""
+        ready, order, idle = self._ready, self._order, self._idle
+        cut, redone = [], list[int]()
+        for lane in [lane for lane, end in enumerate(idle) if end >= first]:
+            tasks = order[lane]
+            place = len(tasks)
+            while place and ready[tasks[place - 1]] >= first:
+                place -= 1
+            if place < len(tasks):
+                tail = tasks[place:]
+                del tasks[place:]
+                cut.append((lane, place, tail))
+                redone += tail
+                idle[lane] = self._end[tasks[-1]] if place else 0.0
+        return cut, redone
 
     def undo(self) -> None:
         """Takes the last change back, with its timeline.
@@ -337,20 +362,19 @@ class Simulation:
         if undo is None:
             raise ValueError("no change to take back")
         self._undo = None
-        for lane, (kept, now) in enumerate(zip(undo.lengths, map(len, self._order), strict=True)):
-            if now > kept:
-                del self._order[lane][kept:], self._times[lane][kept:]
-        for lane, cut, ready_times in undo.tails:
-            self._order[lane] += cut
-            self._times[lane] += ready_times
-        for task, ready, end in undo.times:
-            self._ready[task], self._end[task] = ready, end
+        for lane, kept in undo.lengths.items():
+            del self._order[lane][kept:]
+        for lane, kept, tail in undo.cut:
+            self._order[lane][kept:] = tail
+        ready, end = self._ready, self._end
+        for task, at, done in zip(undo.redone, undo.ready, undo.end, strict=True):
+            ready[task], end[task] = at, done
+        self._idle[: len(undo.idle)] = undo.idle
         for task, before, after in undo.neighbours:
             self._before[task], self._after[task] = before, after
-        operator = undo.operator
-        self.strategy[operator] = undo.config
-        self._own[operator], self._outputs[operator] = undo.own, undo.outputs
-        self._closings[operator] = undo.closings
+        for operator, config, own, outputs, closings in undo.operators:
+            self.strategy[operator] = config
+            self._own[operator], self._outputs[operator], self._closings[operator] = own, outputs, closings
         self._transfers.update(undo.transfers)
         self._free += undo.made
         self.cost = undo.cost
@@ -358,7 +382,8 @@ class Simulation:
     def _settle(self) -> None:
         """Gives the numbers of tasks that went away with the last change to new ones."""
         if self._undo is not None:
-            self._free += self._undo.own + self._undo.closings
+            for _, _, own, _, closings in self._undo.operators:
+                self._free += own + closings
             for tasks in self._undo.transfers.values():
                 self._free += tasks
             self._undo = None

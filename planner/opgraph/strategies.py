@@ -68,14 +68,15 @@ def blocks(operator: Operator, machine: Machine) -> list[Config]:
     found = []
     for degrees in splits(operator, machine.devices):
         tasks = prod(degrees)
-        if machine.devices % tasks or not _has_collective(operator, degrees, machine):
+        if machine.devices % tasks or not has_collective(operator, degrees, machine):
             continue
         for first in range(0, machine.devices - tasks + 1, tasks):
             found.append(Config(degrees, tuple(range(first, first + tasks))))
     return found
 
 
-def _has_collective(operator: Operator, degrees: Degrees, machine: Machine) -> bool:
+def has_collective(operator: Operator, degrees: Degrees, machine: Machine) -> bool:
+    """Whether the groups that close what is split so can run their collective: on a torus they must form boxes."""
     ways = prod(degrees[index] for index in operator.closed)
     torus = machine.placement.torus_groups
     return ways == 1 or not torus or ways in torus
@@ -83,7 +84,7 @@ def _has_collective(operator: Operator, degrees: Degrees, machine: Machine) -> b
 
 def anywhere(operator: Operator, machine: Machine, rng: np.random.Generator) -> Config:
     """A configuration drawn evenly from all splits, its tasks on different devices drawn evenly."""
-    possible = [degrees for degrees in splits(operator, machine.devices) if _has_collective(operator, degrees, machine)]
+    possible = [degrees for degrees in splits(operator, machine.devices) if has_collective(operator, degrees, machine)]
     degrees = possible[int(rng.integers(len(possible)))]
     return Config(degrees, tuple(int(device) for device in rng.permutation(machine.devices)[: prod(degrees)]))
 
@@ -176,11 +177,12 @@ def pipeline(graph: Graph, machine: Machine, stages: int) -> Strategy:
     return template(graph, machine, 1, stages, 1)
 
 
-def template(graph: Graph, machine: Machine, tp: int, pp: int, dp: int) -> Strategy:
-    """The strategy of TP x PP x DP: stages of consecutive operators, samples over replicas, parameters over ranks.
+def template(graph: Graph, machine: Machine, tp: int, pp: int, dp: int, ep: int = 1) -> Strategy:
+    """The strategy of TP x PP x DP x EP: stages of consecutive operators, samples over replicas, parameters over ranks.
 
     Stage s of replica r stands on devices (r pp + s) tp and on, as `plan` places it. An operator that does not go
-    over so many ranks or replicas goes over the most it can that divide them.
+    over so many ranks or replicas goes over the most it can that divide them. Of an operator with experts, its second
+    Parameter dimension, ep of the tp ranks have different ones.
 
     Raises:
         InputError: more devices than there are.
@@ -192,7 +194,13 @@ def template(graph: Graph, machine: Machine, tp: int, pp: int, dp: int) -> Strat
     for operator, stage in zip(graph.operators, stage_of, strict=True):
         sample, parameter = operator.first("sample"), operator.first("parameter")
         replicas, ranks = _dividing(operator, sample, dp), _dividing(operator, parameter, tp)
-        ways = {sample: replicas, parameter: ranks}
+        ways: dict[int | None, int] = {sample: replicas, parameter: ranks}
+        if ep > 1 and len(operator.parameters) > 1:
+            experts = operator.parameters[1]
+            apart = _dividing(operator, experts, ep)
+            ranks = _dividing(operator, parameter, tp // apart)
+            ways |= {parameter: ranks, experts: apart}
+            ranks *= apart
         devices = [
             (replica * (dp // replicas) * pp + stage) * tp + rank * (tp // ranks)
             for replica in range(replicas)
@@ -241,21 +249,23 @@ def expert_designed(graph: Graph, machine: Machine) -> Strategy:
 
 
 def templates(graph: Graph, machine: Machine) -> Iterator[tuple[str, Strategy]]:
-    """Every TP x PP x DP that fits the devices, with its label; those that come out alike once."""
+    """Every TP x PP x DP that fits the devices, with its label, experts divided or whole on ranks of their own; those
+    that come out alike once."""
     seen: set[Strategy] = set()
     for tp in range(1, machine.devices + 1):
         for pp in range(1, machine.devices // tp + 1):
             for dp in range(1, machine.devices // (tp * pp) + 1):
                 if not _goes(graph, tp, dp):
                     continue
-                try:
-                    strategy = template(graph, machine, tp, pp, dp)
-                except InputError:
-                    continue
-                if strategy not in seen:
-                    seen.add(strategy)
-                    parts = [f"{name}{ways}" for name, ways in (("TP", tp), ("PP", pp), ("DP", dp)) if ways > 1]
-                    yield "x".join(parts) or "TP1", strategy
+                for ep in (1, tp) if tp > 1 else (1,):
+                    try:
+                        strategy = template(graph, machine, tp, pp, dp, ep)
+                    except InputError:
+                        continue
+                    if strategy not in seen:
+                        seen.add(strategy)
+                        degrees = (("TP", tp), ("PP", pp), ("DP", dp), ("EP", ep))
+                        yield "x".join(f"{name}{ways}" for name, ways in degrees if ways > 1) or "TP1", strategy
 
 
 def _goes(graph: Graph, tp: int, dp: int) -> bool:

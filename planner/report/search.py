@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from planner.opgraph.comparing import Comparison, Spent
 from planner.opgraph.graph import Operator
-from planner.opgraph.searching import Devices
+from planner.opgraph.problem import Devices
 from planner.opgraph.strategies import Config, shown
 from planner.report.figures import plural, short
 from planner.report.table import Column, Row, lay_out, paragraphs, show, width
@@ -111,7 +113,11 @@ def _searched(found: Comparison, devices: Devices, seed: int) -> list[str]:
     outcome, size = found.found, found.problem.size
     amount = short(size) if size < 1e7 else f"10^{len(str(size)) - 1}"
     if outcome.method == "exhaustive":
-        text = f"All {amount} strategies looked at: {outcome.feasible} fit; this one is the best of them."
+        least, middle, most = (short(float(value) / MS) for value in np.quantile(outcome.costs, (0.0, 0.5, 1.0)))
+        text = (
+            f"All {amount} strategies looked at: {outcome.feasible} fit; this one is the best of them. They take "
+            f"{least} to {most} ms, half of them less than {middle}."
+        )
         return [text if outcome.complete else f"Stopped: the best of {outcome.feasible} that fit, of {amount}."]
     ends = [f"{chain.name} {short(chain.best_cost / MS)}" for chain in outcome.chains]
     space = f"some 10^{len(str(size)) - 1} on blocks of chips" if devices == "blocks" else "all placements"

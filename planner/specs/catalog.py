@@ -477,7 +477,7 @@ def _unknown(name: str, families: tuple[Family[Any], ...]) -> InputError:
     plural = "hardware" if noun == "hardware" else f"{noun}s"
     listing = (
         f"`plan {plural}` lists them; a path to a YAML file works too"
-        if len(families) == 1
+        if len(families) == 1 and families[0] is not GRAPHS  # few enough to be named
         else "a path to a YAML file works too"
     )
     return InputError(f"unknown {noun} {name!r}: {hint} ({listing})")

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.opgraph.graph import Dim, Edge, Graph, Operator, Plain, from_file
 from planner.opgraph.machine import Machine
-from planner.opgraph.searching import Problem
+from planner.opgraph.problem import Problem
 from planner.specs.catalog import load_graph, load_machine
 
 

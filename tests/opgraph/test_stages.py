@@ -144,7 +144,7 @@ def test_choices_are_named_as_alpa_names_them() -> None:
 def test_a_uniform_transformer_on_two_nodes_is_tensor_parallel_inside_and_a_pipeline_across() -> None:
     """Because an all-reduce across nodes costs more than a stage boundary, whose bytes are sent once a microbatch."""
     load = Load("decode", 8, 1024, 8 * 1280)
-    cluster = Cluster([kind("llama3.1-405b", "h100", 16, load)])
+    cluster = Cluster([kind("llama3.1-405b", "h100", 16, load, 30)])
     stages = cluster.solve("training", 8)
     assert [str(stage.shape) for stage in stages] == ["1x8", "1x8"]
     assert all(stage.intra.view == View(1, 8) for stage in stages)
