@@ -43,7 +43,8 @@ def _none_fits(request: Request, where: str, plans: Sequence[Refused]) -> str:
     memory = [refused for refused in plans if refused.limit == "memory"]
     if memory:
         closest = _closest(request)
-        reason = next(refused.reason for refused in memory if refused.plan == closest)
+        alone = closest._replace(dp=1)  # where chips are counted, replicas were looked at one by one
+        reason = next(refused.reason for refused in memory if refused.plan._replace(dp=1) == alone)
         what = "runs so many requests" if reason.startswith("the engine runs at most") else "fits in memory"
         return f"no plan for {where} {what}. Closest: {_labelled(closest, reason)}. {_roomier(request)}"
     if plans:

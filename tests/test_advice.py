@@ -74,3 +74,24 @@ def test_too_many_chips_are_said_once() -> None:
     done = run("--model", "llama3-8b", "--gpus", "16", "--tp", "8", "--dp", "3")
     assert done.status != 0
     assert done.err.count("TP8xDP3") == 1, done.err
+
+
+def test_where_chips_are_counted_and_no_replica_fits_the_closest_says_why() -> None:
+    done = run(
+        "-m",
+        "llama3-8b",
+        "-H",
+        "t4",
+        "--arrival-rate",
+        5,
+        "--max-ttft",
+        3000,
+        "--max-tpot",
+        200,
+        "--tp",
+        "1,2",
+        "--pp",
+        1,
+    )
+    assert (done.status, done.out) == (3, "")
+    assert "fits in memory. Closest: TP2" in done.err

@@ -58,6 +58,7 @@ HELPS = (
     "crossover",
     "shift",
     "elastic",
+    "disaggregate",
     "search",
     "diagnose",
     "show",

@@ -23,6 +23,7 @@ COMMANDS = {
     "crossover": "where the best plan changes along the load, the prompt or the chips",
     "shift": "sequence parallelism for large passes, tensor parallelism for small ones, over the load",
     "elastic": "sequence parallelism that follows each batch, against deployments that stand still",
+    "disaggregate": "prefill and decode on chips of their own, against both on the same ones",
     "search": "strategies beyond TP x PP x DP, operator by operator, against the best template",
     "diagnose": "whether cutting the sequence pays: roofline, dependencies, crossover, checklist",
     "estimate": "price one given plan, or every row of a file",

@@ -105,6 +105,20 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "--arrival-rate 0.2 --requests 20",
         ),
     ),
+    "disaggregate": (
+        Example(
+            "the rate that two nodes serve within limits",
+            "disaggregate -m llama3-70b --gpus 16\n--max-ttft 500 --max-tpot 30",
+        ),
+        Example(
+            "how many chips of each pool for a load",
+            "disaggregate -m llama3-8b --arrival-rate 60\n--max-ttft 300 --max-tpot 20",
+        ),
+        Example(
+            "decode on the chips of the generation before",
+            "disaggregate -m llama3-70b --gpus 16\n--decode-hardware a100 --max-ttft 500 --max-tpot 50",
+        ),
+    ),
     "search": (
         Example("how far the best template is from the optimum", "search -m llama3-70b --gpus 16"),
         Example(

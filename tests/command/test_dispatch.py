@@ -38,6 +38,9 @@ CONTRACT = {
     "--cfg --ulysses --ring --pipefusion --patches --exact --parallel-vae": ("rank",),
     "--model --hardware --engine --gpus --isl --osl --concurrency --weights --plot --csv --json --no-header --quiet "
     "--debug": ("diagnose",),
+    "--model --hardware --prefill-hardware --decode-hardware --engine --gpus --prefill-gpus --decode-gpus --max-ttft "
+    "--max-tpot --arrival-rate --isl --osl --lengths --prefill-plan --decode-plan --affinity --transfer --attainment "
+    "--requests --seed --tp --pp --top --csv --json --no-header --quiet --debug": ("disaggregate",),
     "--diffusion": ("validate",),
     "--top --pareto --rejected": ("rank",),
     "--plan --points --against": ("estimate",),
@@ -72,6 +75,7 @@ CONTRACT = {
         "crossover",
         "shift",
         "elastic",
+        "disaggregate",
         "diagnose",
         "validate",
         "launch",
@@ -111,6 +115,7 @@ def test_every_command_word_runs() -> None:
     words |= {"search": ("--graph", "lenet", "-H", "h100-pairs", "--gpus", "2")}
     words |= {"shift": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"elastic": ("-m", "lwm-7b", "-H", "a100-80gb-sxm", "--long", "9000", "--requests", "5")}
+    words |= {"disaggregate": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"goodput": ("-m", "llama3-8b", "--gpus", "1", "--arrival-rate", "2", "--requests", "60")}
     words |= {"diagnose": ("-m", "llama3-8b", "--gpus", "2")}
     words |= {"calibrate": ("-H", "h100", str(ROOT / "tests" / "data" / "gemm.csv"))}
