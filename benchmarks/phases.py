@@ -16,12 +16,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout is measured, whatever is installed
 
-from planner.phases.diagram import diagram
-from planner.phases.elastic import elastic, mixed
-from planner.phases.layout import Base
-from planner.phases.shift_load import served
-from planner.phases.shifting import shifting
-from planner.phases.surface import dimension
+from planner.phases.elastic.comparison import elastic, mixed
+from planner.phases.region.diagram import diagram
+from planner.phases.region.surface import dimension
+from planner.phases.shift.layout import Base
+from planner.phases.shift.load import served
+from planner.phases.shift.shifting import shifting
 from planner.request import Request
 from planner.simulating.traces import requests
 from planner.specs.catalog import load_machine, load_model

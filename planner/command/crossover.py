@@ -12,7 +12,7 @@ from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.crossing import AXES, Axis, crossing
 from planner.errors import InputError
-from planner.phases.surface import Dimension, dimension
+from planner.phases.region.surface import Dimension, dimension
 from planner.report import crossing as report
 from planner.report import tabular
 from planner.request import CHIPS, Request
@@ -214,7 +214,7 @@ def _diagram(
     quiet: bool,
 ) -> None:
     """Over two options."""
-    from planner.phases.diagram import diagram  # noqa: PLC0415 (of two options only)
+    from planner.phases.region.diagram import diagram  # noqa: PLC0415 (of two options only)
     from planner.report import diagram as report  # noqa: PLC0415
     from planner.report.progress import Progress  # noqa: PLC0415
 

@@ -10,10 +10,10 @@ import typer
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import NoPlanError
-from planner.phases.colocated import Colocated, best_colocated
-from planner.phases.disaggregation import Search, disaggregate, frontier
-from planner.phases.question import AFFINITIES, Affinity, Question, check_question
-from planner.phases.rehearsal import Fared, rehearse, rehearse_together
+from planner.phases.disaggregated.colocated import Colocated, best_colocated
+from planner.phases.disaggregated.disaggregation import Search, disaggregate, frontier
+from planner.phases.disaggregated.question import AFFINITIES, Affinity, Question, check_question
+from planner.phases.disaggregated.rehearsal import Fared, rehearse, rehearse_together
 from planner.plans.plan import Plan
 from planner.plans.space import Filters
 from planner.report import phases as report

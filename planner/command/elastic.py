@@ -67,7 +67,7 @@ def run(
     Short and long prompts come one by one to it, to static tensor parallelism with whole and with chunked prompts, and
     to a deployment with chips for prompts and chips for answers; the highest rate of each, and why.
     """
-    from planner.phases import elastic as phases  # noqa: PLC0415 (imports are part of what may be slow)
+    from planner.phases.elastic import comparison as phases  # noqa: PLC0415 (imports are part of what may be slow)
     from planner.report import elastic as report  # noqa: PLC0415
     from planner.report.progress import Progress  # noqa: PLC0415
     from planner.report.stderr import say  # noqa: PLC0415

@@ -9,7 +9,7 @@ import typer
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.errors import InputError, NoPlanError
-from planner.phases.layout import Base
+from planner.phases.shift.layout import Base
 from planner.report import tabular
 from planner.request import CHIPS
 from planner.request import check as check_request
@@ -73,7 +73,7 @@ def run(
     Beside tensor parallelism of the same chips, data parallelism of all, and the base alone: over the load, or under
     requests that come at a rate. The KV cache stays where it is; the order of ranks that this takes is said.
     """
-    from planner.phases.shifting import shifting  # noqa: PLC0415 (imports are part of what may be slow)
+    from planner.phases.shift.shifting import shifting  # noqa: PLC0415 (imports are part of what may be slow)
     from planner.report import shifting as report  # noqa: PLC0415
 
     opt.check_targets(csv, json, specs=(model, hardware, engine, trace))
@@ -103,7 +103,7 @@ def run(
         return
     import numpy as np  # noqa: PLC0415
 
-    from planner.phases.shift_load import served  # noqa: PLC0415
+    from planner.phases.shift.load import served  # noqa: PLC0415
     from planner.simulating import traces  # noqa: PLC0415
     from planner.specs.lengths import Population  # noqa: PLC0415
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.phases.diagram import Cell, Diagram, Fixed, Point, Region
-from planner.phases.surface import FIGURES, Dimension
+from planner.phases.region.diagram import Cell, Diagram, Fixed, Point, Region
+from planner.phases.region.surface import FIGURES, Dimension
 from planner.plans.plan import Plan
 from planner.report.figures import plural, prompt, short
 from planner.report.table import Column, Row, lay_out, paragraphs, show, width

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.phases.diagram import Diagram
-from planner.phases.surface import Dimension
+from planner.phases.region.diagram import Diagram
+from planner.phases.region.surface import Dimension
 from planner.report.diagram import GOALS, NAMES, letters
 from planner.report.plot import GREY, PALETTE, SIZE, _drawn, _figure, _plain_ticks
 

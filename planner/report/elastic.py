@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.phases.elastic import NEAR, Elastic, Score
-from planner.phases.instances import Outcome
+from planner.phases.elastic.comparison import NEAR, Elastic, Score
+from planner.phases.elastic.instances import Outcome
 from planner.report.figures import came, plural, short
 from planner.report.table import Column, lay_out, paragraphs, show, width
 from planner.simulating.traces import Trace

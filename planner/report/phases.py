@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.phases.colocated import Colocated
-from planner.phases.disaggregation import Deployment, Search
-from planner.phases.rehearsal import Fared
-from planner.phases.standing import standing
+from planner.phases.disaggregated.colocated import Colocated
+from planner.phases.disaggregated.disaggregation import Deployment, Search
+from planner.phases.disaggregated.rehearsal import Fared
+from planner.phases.disaggregated.standing import standing
 from planner.ranking import error_bar
 from planner.report.figures import plural, prompt, short
 from planner.report.table import Column, Row, lay_out, paragraphs, show, width

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.phases.layout import moved
-from planner.phases.shift_load import Served
-from planner.phases.shifting import Shifting, System
+from planner.phases.shift.layout import moved
+from planner.phases.shift.load import Served
+from planner.phases.shift.shifting import Shifting, System
 from planner.report.figures import came, plural, short
 from planner.report.table import Column, lay_out, paragraphs, show, width
 from planner.units import GIB, MS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers import ROOT, run
 
-from planner.phases import elastic
+from planner.phases.elastic import comparison as elastic
 
 ASKED = ("elastic", "-m", "lwm-7b", "-H", "a100-80gb-sxm", "--long", "20000", "--requests", "8")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.phases.layout import Base, heads_in_base, kv_heads_of
+from planner.phases.shift.layout import Base, heads_in_base, kv_heads_of
 
 Array = NDArray[np.float64]
 

@@ -11,9 +11,9 @@ from asking import request
 
 from planner import NoPlanError, Request
 from planner.explaining.breakdown import pinned
-from planner.phases import diagram as module
-from planner.phases.diagram import Diagram, diagram
-from planner.phases.surface import dimension
+from planner.phases.region import diagram as module
+from planner.phases.region.diagram import Diagram, diagram
+from planner.phases.region.surface import dimension
 from planner.plans.plan import Plan
 from planner.ranking import rank
 from planner.units import MS

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner import Filters, InputError, Limits, Request, estimate, rank
-from planner.phases.colocated import best_colocated
-from planner.phases.disaggregation import Search, disaggregate, frontier, site_anywhere, sites
-from planner.phases.matching import packs
-from planner.phases.pairing import pairs_of
-from planner.phases.pools import answers_of, prompts_of
-from planner.phases.question import Question, check_question
+from planner.phases.disaggregated.colocated import best_colocated
+from planner.phases.disaggregated.disaggregation import Search, disaggregate, frontier, site_anywhere, sites
+from planner.phases.disaggregated.matching import packs
+from planner.phases.disaggregated.pairing import pairs_of
+from planner.phases.disaggregated.pools import answers_of, prompts_of
+from planner.phases.disaggregated.question import Question, check_question
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 

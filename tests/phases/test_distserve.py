@@ -21,9 +21,9 @@ from planner.costs.layers import Pass, causal_pairs
 from planner.costs.rows import Rows, structure_of
 from planner.costs.serving import replica_of
 from planner.costs.step import pass_time
-from planner.phases.disaggregation import sites
-from planner.phases.pairing import pairs_of
-from planner.phases.question import Question
+from planner.phases.disaggregated.disaggregation import sites
+from planner.phases.disaggregated.pairing import pairs_of
+from planner.phases.disaggregated.question import Question
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.pricing import setting_of

@@ -15,13 +15,13 @@ from planner.costs.layers import Pass, Structure, causal_pairs
 from planner.costs.rows import Rows, structure_of
 from planner.costs.serving import Setting, replica_of
 from planner.costs.step import Replica
-from planner.phases import batching
-from planner.phases.batching import Fitted, divide
-from planner.phases.elastic import NAMES, Elastic, _kv_bytes, elastic, mixed, score
-from planner.phases.esp import Cluster
-from planner.phases.instances import Decodes, Job, Prefill
-from planner.phases.rings import ElasticReplica, elastic_replica, neighbour
-from planner.phases.shifting import passes, prompt
+from planner.phases.elastic import batching
+from planner.phases.elastic.batching import Fitted, divide
+from planner.phases.elastic.comparison import NAMES, Elastic, _kv_bytes, elastic, mixed, score
+from planner.phases.elastic.esp import Cluster
+from planner.phases.elastic.instances import Decodes, Job, Prefill
+from planner.phases.elastic.rings import ElasticReplica, elastic_replica, neighbour
+from planner.phases.shift.shifting import passes, prompt
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.pricing import setting_of

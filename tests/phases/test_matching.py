@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.phases.matching import for_counts, for_rate, packs, within_chips
+from planner.phases.disaggregated.matching import for_counts, for_rate, packs, within_chips
 
 RATES = st.floats(0.1, 20.0)
 SIZES = st.integers(1, 5)

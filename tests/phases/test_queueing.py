@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.phases.queueing import (
+from planner.phases.disaggregated.queueing import (
     batch_quantile,
     inter_op_ttft,
     intra_op_ttft,

@@ -9,10 +9,10 @@ import pytest
 from asking import request
 
 from planner import Filters, InputError, Limits
-from planner.phases.colocated import best_colocated
-from planner.phases.disaggregation import Deployment, disaggregate
-from planner.phases.question import Question
-from planner.phases.rehearsal import Pools, pools_of, rehearse, rehearse_together
+from planner.phases.disaggregated.colocated import best_colocated
+from planner.phases.disaggregated.disaggregation import Deployment, disaggregate
+from planner.phases.disaggregated.question import Question
+from planner.phases.disaggregated.rehearsal import Pools, pools_of, rehearse, rehearse_together
 from planner.simulating.queueing import waits
 from planner.simulating.traces import Stream, Trace
 from planner.specs.lengths import population_of

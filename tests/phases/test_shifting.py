@@ -15,10 +15,10 @@ from planner.costs.layers import Operation, Pass
 from planner.costs.rows import Rows
 from planner.costs.serving import Setting, replica_of
 from planner.costs.weights import Shard
-from planner.phases import layout, shifting
-from planner.phases.layout import Base
-from planner.phases.shift_load import served
-from planner.phases.shifting import Shifting
+from planner.phases.shift import layout, shifting
+from planner.phases.shift.layout import Base
+from planner.phases.shift.load import served
+from planner.phases.shift.shifting import Shifting
 from planner.report.shifting import worst
 from planner.simulating.traces import Trace
 from planner.units import MS

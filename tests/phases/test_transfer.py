@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner import load_machine, load_model
 from planner.costs.collectives import Network
 from planner.costs.rows import structure_of
-from planner.phases.transfer import Cache, cache_of, visible_seconds, wire_seconds
+from planner.phases.disaggregated.transfer import Cache, cache_of, visible_seconds, wire_seconds
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.pricing import setting_of

@@ -31,8 +31,8 @@ from itertools import islice
 
 import numpy as np
 
-from planner.phases.batching import divide
-from planner.phases.instances import NEVER, Costs, Decodes, Freed, Job, Merge, Move, Outcome, Prefill
+from planner.phases.elastic.batching import divide
+from planner.phases.elastic.instances import NEVER, Costs, Decodes, Freed, Job, Merge, Move, Outcome, Prefill
 from planner.simulating.iterations import DecodeRow
 from planner.simulating.traces import Trace
 

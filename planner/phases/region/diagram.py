@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import InputError, NoPlanError
-from planner.phases.surface import FIGURES, Dimension, Surface
+from planner.phases.region.surface import FIGURES, Dimension, Surface
 from planner.plans.plan import Plan
 from planner.pricing import most_requests, price_all
 from planner.ranking import error_bar, rank

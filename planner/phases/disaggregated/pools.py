@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from planner.costs.collectives import Network
 from planner.costs.rows import Rows
 from planner.costs.serving import Fit, Setting, fit, price
-from planner.phases.transfer import Cache, cache_of
+from planner.phases.disaggregated.transfer import Cache, cache_of
 from planner.plans.placement import Num, Placement
 from planner.plans.plan import Plan
 from planner.plans.space import Refused, enumerate_plans

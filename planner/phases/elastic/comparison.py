@@ -22,12 +22,12 @@ from planner.costs.rows import Rows
 from planner.costs.serving import Setting, replica_of
 from planner.costs.step import Replica
 from planner.errors import InputError, NoPlanError
-from planner.phases.batching import Fitted, PromptTable, fitted
-from planner.phases.esp import Cluster
-from planner.phases.instances import Costs, Outcome
-from planner.phases.layout import Base
-from planner.phases.rings import elastic_replica
-from planner.phases.shifting import is_plain, memory_of, passes
+from planner.phases.elastic.batching import Fitted, PromptTable, fitted
+from planner.phases.elastic.esp import Cluster
+from planner.phases.elastic.instances import Costs, Outcome
+from planner.phases.elastic.rings import elastic_replica
+from planner.phases.shift.layout import Base
+from planner.phases.shift.shifting import is_plain, memory_of, passes
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.rules import tp_allowed

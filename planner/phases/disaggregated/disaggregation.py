@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.arriving import queue_wait
-from planner.phases.matching import ALMOST, Match, for_counts, for_rate, packs, within_chips
-from planner.phases.pairing import Pairs, Site, pairs_of
-from planner.phases.pools import Answers, Prompts, Segmented, answers_of, prompts_of
-from planner.phases.question import BUSY, MOST_NODES, Affinity, Question
+from planner.phases.disaggregated.matching import ALMOST, Match, for_counts, for_rate, packs, within_chips
+from planner.phases.disaggregated.pairing import Pairs, Site, pairs_of
+from planner.phases.disaggregated.pools import Answers, Prompts, Segmented, answers_of, prompts_of
+from planner.phases.disaggregated.question import BUSY, MOST_NODES, Affinity, Question
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.rules import refusal

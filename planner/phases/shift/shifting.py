@@ -23,7 +23,7 @@ from planner.costs.serving import Estimates, Setting, price_on, replica_of
 from planner.costs.step import PassTime, Replica
 from planner.costs.weights import Shard, Stages, stage_weight_bytes
 from planner.errors import InputError, NoPlanError
-from planner.phases.layout import Base, bases, refusal
+from planner.phases.shift.layout import Base, bases, refusal
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.plans.rules import tp_allowed

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.phases.batching import Fitted
+from planner.phases.elastic.batching import Fitted
 from planner.simulating.iterations import DecodeRow
 
 Array = NDArray[np.float64]

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.phases.pools import Answers, Prompts, network_of
-from planner.phases.question import BUSY, Question
-from planner.phases.queueing import batch_quantile, rate_of_share, rate_within
-from planner.phases.transfer import visible_seconds, wire_seconds
+from planner.phases.disaggregated.pools import Answers, Prompts, network_of
+from planner.phases.disaggregated.question import BUSY, Question
+from planner.phases.disaggregated.queueing import batch_quantile, rate_of_share, rate_within
+from planner.phases.disaggregated.transfer import visible_seconds, wire_seconds
 
 Array = NDArray[np.float64]
 KEPT = 40

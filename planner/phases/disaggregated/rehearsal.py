@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from planner.costs.rows import structure_of
 from planner.errors import InputError
-from planner.phases.colocated import Colocated, enlarged
-from planner.phases.disaggregation import Deployment
-from planner.phases.question import Question
+from planner.phases.disaggregated.colocated import Colocated, enlarged
+from planner.phases.disaggregated.disaggregation import Deployment
+from planner.phases.disaggregated.question import Question
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.pricing import setting_of

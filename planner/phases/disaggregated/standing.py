@@ -6,9 +6,9 @@ import numpy as np
 
 from planner.costs.rows import structure_of
 from planner.extrapolation import beyond, unmeasured
-from planner.phases.colocated import Colocated
-from planner.phases.disaggregation import Deployment
-from planner.phases.question import Question
+from planner.phases.disaggregated.colocated import Colocated
+from planner.phases.disaggregated.disaggregation import Deployment
+from planner.phases.disaggregated.question import Question
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.pricing import rows_of, setting_of

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.costs.serving import replica_of
-from planner.phases.shifting import Shifting, System, sequence_maker
+from planner.phases.shift.shifting import Shifting, System, sequence_maker
 from planner.plans.plan import Plan
 from planner.simulating.fleets import Outcome, simulate
 from planner.simulating.iterations import Clock, DecodeRow, IterationTime, Time

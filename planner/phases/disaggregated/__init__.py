@@ -1,0 +1,1 @@
+"""Prefill and decode on pools of chips of their own."""

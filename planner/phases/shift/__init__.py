@@ -1,0 +1,1 @@
+"""Shift parallelism: sequence parallelism for large passes, tensor parallelism for small ones."""
