@@ -35,6 +35,8 @@ POINTS = 33
 """Values of the grid where all plans are priced together."""
 SEARCHED_POINTS = 13
 """The same where each value is a ranking of its own."""
+AHEAD = 3
+"""Halvings whose values are priced together where that is one call: it takes hardly longer than for one of them."""
 EQUAL = 1e-9
 """Relative difference below which a plan does not take the lead from another."""
 Winner = tuple[Plan | None, float]
@@ -103,7 +105,7 @@ def crossing(request: Request, axis: Axis, low: int | None, high: int | None, ti
     values = _grid(request, axis, low, high)
     found = dict(zip(values, winners(values), strict=True))
     if axis != "gpus" or request.hardware.torus is None:  # chips of a torus are slices, and all of them were looked at
-        _bisect(found, winners)
+        _bisect(found, winners, ahead=1 if _is_ranked(request, axis) else AHEAD)
     if all(plan is None for plan, _ in found.values()):
         rank(at(request, axis, low))  # says why
         raise NoPlanError(f"no plan runs between {axis} {low} and {high}")
@@ -231,18 +233,36 @@ def _ranked(request: Request, axis: Axis, tick: Callable[[], None]) -> Callable[
     return lambda values: [winner(value) for value in values]
 
 
-def _bisect(found: dict[int, Winner], winners: Callable[[Sequence[int]], list[Winner]]) -> None:
-    """Adds values between neighbours with different leaders until they are one unit apart."""
+def _bisect(found: dict[int, Winner], winners: Callable[[Sequence[int]], list[Winner]], ahead: int) -> None:
+    """Adds values between neighbours with different leaders until they are one unit apart.
+
+    Args:
+        found: leaders by value.
+        winners: prices values.
+        ahead: so many halvings of a gap are priced at once, whichever halves turn out to be wanted.
+    """
+    known: dict[int, Winner] = {}
     while True:
-        values = sorted(found)
-        middles = [
-            (left + right) // 2
-            for left, right in pairwise(values)
+        gaps = [
+            (left, right)
+            for left, right in pairwise(sorted(found))
             if found[left][0] != found[right][0] and right - left > 1
         ]
-        if not middles:
+        if not gaps:
             return
-        found.update(zip(middles, winners(middles), strict=True))
+        middles = [(left + right) // 2 for left, right in gaps]
+        if not all(middle in known for middle in middles):
+            missing = [value for gap in gaps for value in _halvings(*gap, ahead) if value not in known]
+            known.update(zip(missing, winners(missing), strict=True))
+        found.update((middle, known[middle]) for middle in middles)
+
+
+def _halvings(left: int, right: int, times: int) -> list[int]:
+    """The middle between two values, and of its halves, and so on."""
+    middle = (left + right) // 2
+    if not times or middle == left:
+        return []
+    return [middle, *_halvings(left, middle, times - 1), *_halvings(middle, right, times - 1)]
 
 
 def _stretches(request: Request, axis: Axis, found: dict[int, Winner]) -> list[Stretch]:
