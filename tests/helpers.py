@@ -7,12 +7,13 @@ import inspect
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from csv import DictReader
 from functools import cached_property
 from pathlib import Path
@@ -138,6 +139,40 @@ def run_process(*words: object, timeout: float = 60, env: Mapping[str, str] | No
         **options,
     )
     return Completed(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def started(*command: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process at the head of a group of its own; whatever becomes of the test, the group is gone afterwards.
+
+    It heeds interrupts, which those who start tests in the background have it ignore.
+    """
+    with heeding_interrupts():  # a process ignores what its parent ignored
+        process = subprocess.Popen(list(map(str, command)), start_new_session=True, **options)
+    try:
+        with process:
+            try:
+                yield process
+            except BaseException:
+                _end(process)
+                raise
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):  # all have ended
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def heeding_interrupts() -> Iterator[None]:
+    """An interrupt is one in this process, even where whoever started it had it ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def forget_files() -> None:

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from helpers import run
+from helpers import heeding_interrupts, run
 
 from planner.report.progress import Progress
 
@@ -127,7 +127,8 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far(jobs: int, monkeypatch: pytes
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Progress, "advance", interrupt)
-    done = run(*SMALL[:-1], 100_000_000, "--chains", 2, "--jobs", jobs)
+    with heeding_interrupts():
+        done = run(*SMALL[:-1], 100_000_000, "--chains", 2, "--jobs", jobs)
     assert done.status == 0
     assert done.err == "plan: interrupted: this is the best so far\n"
     assert "Stopped early." in done.out

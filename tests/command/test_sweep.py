@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from csv import DictReader, reader
 from pathlib import Path
 from typing import IO, cast
 
 import pytest
-from helpers import ROOT, run, run_process
+from helpers import ROOT, run, run_process, started
 
 from planner.report import tabular
 from planner.sweeping import COLUMNS_OF_SWEEP, Sweep
@@ -231,11 +232,8 @@ def test_several_processes_write_the_same_file(whole: bytes, tmp_path: Path) -> 
 LONG = ("sweep", "-m", "llama3-70b", "--isl", "1:4000:1", "--gpus", "64", "--objective", "throughput")
 
 
-def started(*words: object, **options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "cli.py"), *map(str, words)],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **options,  # type: ignore[call-overload]
-    )  # fmt: skip
+def sweeping(*words: object) -> AbstractContextManager[subprocess.Popen[str]]:
+    return started(sys.executable, ROOT / "cli.py", *words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def wait_for(lines: int, path: Path) -> None:
@@ -250,13 +248,13 @@ def wait_for(lines: int, path: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_leaves_whole_rows_and_says_how_to_continue(jobs: int, tmp_path: Path) -> None:
     path = tmp_path / "sweep.csv"
-    process = started(*LONG, "--csv", path, "--json", tmp_path / "sweep.json", "--jobs", jobs)
-    wait_for(3, path)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
-    if jobs > 1:  # and once more, by somebody who is impatient
-        time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    with sweeping(*LONG, "--csv", path, "--json", tmp_path / "sweep.json", "--jobs", jobs) as process:
+        wait_for(3, path)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+        if jobs > 1:  # and once more, by somebody who is impatient
+            time.sleep(0.02)
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (130, "")
     rows = rows_of(path)
     assert path.read_bytes().endswith(b"\n")
@@ -269,23 +267,23 @@ def test_an_interrupt_leaves_whole_rows_and_says_how_to_continue(jobs: int, tmp_
 
 def test_workers_do_not_outlive_a_sweep_that_is_killed_and_its_file_can_be_continued(tmp_path: Path) -> None:
     path = tmp_path / "sweep.csv"
-    process = started(*LONG, "--csv", path, "--jobs", "2")
-    wait_for(1, path)
-    process.kill()
-    process.communicate(timeout=20)  # ends when the last worker has closed its end of the pipes
+    with sweeping(*LONG, "--csv", path, "--jobs", "2") as process:
+        wait_for(1, path)
+        process.kill()
+        process.communicate(timeout=20)  # ends when the last worker has closed its end of the pipes
     cells = {len(row) for row in reader(io.StringIO(path.read_text().rpartition("\n")[0]))}
     assert cells == {len(COLUMNS_OF_SWEEP)}
 
 
 def test_rows_come_as_they_are_found_and_a_reader_may_stop(tmp_path: Path) -> None:
-    process = started(*LONG, "--csv", "-", "--jobs", "2")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.readline().startswith("rank,plan,")
-    assert process.stdout.readline().startswith("1,")
-    process.stdout.close()  # as `| head -2` does
-    assert process.stderr.read() == ""
-    assert process.wait(timeout=20) == 0
+    with sweeping(*LONG, "--csv", "-", "--jobs", "2") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("rank,plan,")
+        assert process.stdout.readline().startswith("1,")
+        process.stdout.close()  # as `| head -2` does
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=20) == 0
 
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no names for open files")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, Completed, run
+from helpers import ROOT, Completed, run, started
 
 fcntl = pytest.importorskip("fcntl")
 termios = pytest.importorskip("termios")
@@ -52,8 +52,8 @@ def terminal(*words: object, columns: int = 60, env: Mapping[str, str] = PLAIN, 
     """The command in a pseudo-terminal of so many columns; stderr goes there too where `err`."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with subprocess.Popen(
-        program(*words), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs if err else subprocess.PIPE, env=env
+    with started(
+        *program(*words), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs if err else subprocess.PIPE, env=env
     ) as process:
         os.close(theirs)
         out = b""
@@ -118,7 +118,7 @@ def test_colours_are_there_in_a_terminal_and_gone_where_they_are_not_wanted() ->
 
 def until_closed(words: tuple[str, ...], lines: int) -> tuple[int, str]:
     """(status, stderr) of a command whose reader stops after some lines."""
-    with subprocess.Popen(program(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(*program(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         for _ in range(lines):
@@ -162,8 +162,8 @@ def test_streams_that_are_closed_from_the_start_change_no_status(
 
 def test_progress_that_nobody_reads_does_not_end_a_sweep(tmp_path: Path) -> None:
     path = tmp_path / "sweep.csv"
-    with subprocess.Popen(
-        program(*COMMANDS["sweep"], "--csv", path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    with started(
+        *program(*COMMANDS["sweep"], "--csv", path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -181,8 +181,10 @@ def test_an_interrupt_of_any_command_is_a_sentence() -> None:
         "rank.rank = lambda request: os.kill(os.getpid(), signal.SIGINT)\n"
         "main(['-m', 'llama3-8b'])"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "plan: interrupted\n")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(sys.executable, "-c", script, cwd=ROOT, text=True, **pipes) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "plan: interrupted\n")
 
 
 def test_a_bar_on_a_terminal_leaves_nothing_behind(tmp_path: Path) -> None:
