@@ -13,6 +13,7 @@ more than N requests are in flight, and any percentile: `planner.simulating` has
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -118,6 +119,22 @@ def reach(setting: Setting, rows: Rows, fitted: Fit, most: Array, limits: Limits
         most: [plans] requests that a replica holds at most, 1 or more.
         limits: on time.
     """
+    machine = (setting.placement.hardware, setting.placement.gpus, setting.placement.slice)
+    numbers = [np.asarray(column).tobytes() for column in (*rows, *fitted, most)]
+    key = (limits, numbers, machine, setting._replace(placement=None))  # type: ignore[arg-type]
+    for known, found in _REACHED:
+        if known == key:
+            return found
+    found = _reach(setting, rows, fitted, most, limits)
+    _REACHED.append((key, found))
+    return found
+
+
+_REACHED: deque[tuple[object, Reach]] = deque(maxlen=32)
+"""What was found last, by all that it depends on: a sweep over rates asks for it again at each of them."""
+
+
+def _reach(setting: Setting, rows: Rows, fitted: Fit, most: Array, limits: Limits) -> Reach:
     octaves = int(np.ceil(np.log2(np.max(most)))) + 1
     steps = np.array([IDLE, *(part * 2.0**power for power in range(octaves) for part in _GRID)])
     grid = np.where(steps < most[:, None], steps, np.nan)

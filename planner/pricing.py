@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -151,19 +150,7 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, request: Request, setting: Setting, plans: list[Plan]) -> Held:
-        """Plans of one structure; the rate itself is not looked at, so that all rates share what is found."""
-        work = request.workload._replace(arrival_rate=None, concurrency=None)
-        machine = (setting.placement.hardware, setting.placement.gpus, setting.placement.slice)
-        key = (request.limits, work, machine, setting._replace(placement=None), plans)  # type: ignore[arg-type]
-        for known, held in _HELD:
-            if known == key:
-                return held
-        held = cls._worked_out(request, setting, plans)
-        _HELD.append((key, held))
-        return held
-
-    @classmethod
-    def _worked_out(cls, request: Request, setting: Setting, plans: list[Plan]) -> Held:
+        """Plans of one structure."""
         rows = rows_of(request, plans, np.arange(len(plans)), 1.0)
         fitted = fit(setting, rows, clip=False)
         reasons = memory_reasons(setting, fitted, np.ones(len(plans)))
@@ -215,10 +202,6 @@ class Held(NamedTuple):
         results = results_of(setting, self.plans, which, chips, request.objective, rows, fitted, found.priced)
         with np.errstate(divide="ignore"):
             return mark_arrivals(results, found, rate, self.reach.rate * self.rows.dp)
-
-
-_HELD: deque[tuple[object, Held]] = deque(maxlen=32)
-"""What was found last, by all that it depends on: a sweep over rates asks for it again at each of them."""
 
 
 def floored(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from planner.plans.placement import Placement
@@ -151,7 +151,7 @@ class Shapes:
 
     def _before_stages(self, plan: Plan) -> str | None:
         """The first rule that a plan breaks, of those that come before the one on its stages."""
-        tensor_parallel = _tensor_parallel(self.model, self.engine, plan, self.weights, self.degrees)
+        tensor_parallel = _tensor_parallel(self.model, self.engine, plan, self.weights, lambda: self.degrees)
         return tensor_parallel or _plain_only(self.model, plan) or _experts(self.model, self.engine, plan)
 
     def _after_stages(self, plan: Plan) -> str | None:
@@ -165,9 +165,11 @@ class Shapes:
         return [tp for tp in range(1, most + 1) if tp_allowed(self.model, self.engine, tp, self.weights) is None]
 
 
-def _tensor_parallel(model: Model, engine: Engine, plan: Plan, weights: str | None, valid: Iterable[int]) -> str | None:
+def _tensor_parallel(
+    model: Model, engine: Engine, plan: Plan, weights: str | None, valid: Callable[[], Iterable[int]]
+) -> str | None:
     reason = tp_allowed(model, engine, plan.tp, weights, plan.axes[0], *_group_parts(plan), plan.cp)
-    return reason and f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, valid)}"
+    return reason and f"tp {plan.tp} {reason}; nearest valid: {_near(plan.tp, valid())}"
 
 
 def sharding_refusal(model: Model, engine: Engine, plan: Plan) -> str | None:
@@ -339,12 +341,13 @@ def draft_refusal(draft: Draft, engine: Engine, plan: Plan, *, priced: bool = Tr
         )
     if plan.cp > 1:
         return f"cp {plan.cp}: drafting is not counted with context parallelism; leave out --cp or --spec-tokens"
-    if draft.kind != "model" or draft.model is None:
+    model = draft.model
+    if draft.kind != "model" or model is None:
         return None
-    reason = (_not_yet(draft.model, plan._replace(cp=1)) if priced else None) or _tensor_parallel(
-        draft.model, engine, plan, None, Shapes(draft.model, engine).degrees
+    reason = (_not_yet(model, plan._replace(cp=1)) if priced else None) or _tensor_parallel(
+        model, engine, plan, None, lambda: Shapes(model, engine).degrees
     )
-    return reason and f"the draft {draft.model.name} shares the chips of a tensor-parallel group: {reason}"
+    return reason and f"the draft {model.name} shares the chips of a tensor-parallel group: {reason}"
 
 
 def _attention(model: Model, engine: Engine, plan: Plan) -> str | None:
