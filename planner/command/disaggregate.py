@@ -16,7 +16,7 @@ from planner.phases.disaggregated.question import AFFINITIES, Affinity, Question
 from planner.phases.disaggregated.rehearsal import Fared, rehearse, rehearse_together
 from planner.plans.plan import Plan
 from planner.plans.space import Filters
-from planner.report import phases as report
+from planner.report import disaggregation as report
 from planner.report import tabular
 from planner.report.progress import Progress
 from planner.request import CHIPS, MOST_CHIPS, Request
