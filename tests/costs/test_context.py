@@ -24,6 +24,8 @@ from planner.costs.rows import structure_of
 from planner.costs.step import Replica, pass_time
 from planner.costs.teams import Groups, Team
 from planner.costs.weights import Shard, Stages
+from planner.diagnosing.framework import least_block
+from planner.diagnosing.language import _reuse
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.specs.model import Attention, FeedForward, LatentAttention, Model
@@ -572,3 +574,17 @@ def test_a_part_of_a_pass_is_a_part_of_every_prompt_and_whole_requests() -> None
     own = part_of(work, 4.0)
     assert (own.decode_rows, own.prefill_tokens, own.prefill_pairs) == (3.0, 251.0, 1250.0)
     assert (own.prompts, own.prompts_ended, own.context) == (2.0, 1.0, 100.0)
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "deepseek-v3", "lwm-7b"])
+def test_the_least_block_that_is_told_hides_a_hop_and_no_shorter_one(name: str) -> None:
+    """`plan diagnose` says from which block on: with the counts of a plan, at the rates of the data sheet."""
+    model, hardware, ways = load_model(name), load_hardware("h100-sxm"), 8
+    block = least_block(hardware, 0, _reuse(model))
+    for tokens, hides in ((0.99 * block * ways, False), (1.01 * block * ways, True)):
+        work = Pass(0.0, 1.0, tokens, tokens**2 / 2, 0.0, 1.0, 1.0)
+        _, operations, transfers = counted(model, plan_of(1, ways, "ring"), work)
+        (scores,) = (each for each in operations if each.kind in ("attention_prefill", "attention_latent_prefill"))
+        (ring,) = (each for each in transfers if each.op == "send")
+        behind = float(scores.flops) / hardware.chip.peak("bf16")
+        assert (float(ring.bytes) / hardware.network[0].link <= behind) == hides
