@@ -410,12 +410,24 @@ def chips_refusal(placement: Placement, plan: Plan) -> str | None:
     for what, size in (("tp", plan.tp), ("cp", plan.cp), ("tp x cp", plan.stage_chips)):
         if placement.slice and size not in groups and (what == "tp" or plan.cp > 1):
             return f"{what} {size} does not tile the slice {placement.slice}; nearest: {_near(size, groups)}"
+    if plan.cp > 1 and placement.slice is None and (domain := _straddled(placement, plan)):
+        valid = [tp for tp in range(1, domain + 1) if domain % tp == 0]
+        return (
+            f"cp {plan.cp}: of groups of tp {plan.tp} chips side by side one would straddle two domains of {domain}; "
+            f"nearest valid: {_near(plan.tp, valid)}"
+        )
     if plan.grid and placement.mesh(plan.axes) is None:
         return f"grid {plan.grid}: {_grids(placement, plan.tp)}"
     most = placement.replicas(plan.tp, plan.pp, plan.cp)
     if plan.dp > most:
         return f"dp {plan.dp}: only {most} replicas fit without a tensor-parallel group straddling two domains"
     return None
+
+
+def _straddled(placement: Placement, plan: Plan) -> int | None:
+    """A domain that holds a group of context parallelism, not a whole number of them, and not the stage; or none."""
+    sizes = (level.chips for level in placement.hardware.network[:-1])
+    return next((size for size in sizes if size and plan.tp < size < plan.stage_chips and size % plan.tp), None)
 
 
 def _grids(placement: Placement, tp: int) -> str:
