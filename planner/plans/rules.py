@@ -410,11 +410,12 @@ def chips_refusal(placement: Placement, plan: Plan) -> str | None:
     for what, size in (("tp", plan.tp), ("cp", plan.cp), ("tp x cp", plan.stage_chips)):
         if placement.slice and size not in groups and (what == "tp" or plan.cp > 1):
             return f"{what} {size} does not tile the slice {placement.slice}; nearest: {_near(size, groups)}"
-    if plan.cp > 1 and placement.slice is None and (domain := _straddled(placement, plan)):
-        valid = [tp for tp in range(1, domain + 1) if domain % tp == 0]
+    if (plan.cp > 1 or plan.sharding.batch > 1) and placement.slice is None and (domain := _straddled(placement, plan)):
+        fitting = [size for size in range(1, domain + 1) if domain % size == 0]
+        group = _group(plan)
         return (
-            f"cp {plan.cp}: of groups of tp {plan.tp} chips side by side one would straddle two domains of {domain}; "
-            f"nearest valid: {_near(plan.tp, valid)}"
+            f"{plan.label}: of groups of {group} chips side by side one would straddle two domains of {domain}; "
+            f"nearest size that does not: {_near(group, fitting)}"
         )
     if plan.grid and placement.mesh(plan.axes) is None:
         return f"grid {plan.grid}: {_grids(placement, plan.tp)}"
@@ -424,10 +425,18 @@ def chips_refusal(placement: Placement, plan: Plan) -> str | None:
     return None
 
 
+def _group(plan: Plan) -> int:
+    """Chips of each of the groups that a stage is made of: of context parallelism, or of data-parallel attention."""
+    return plan.tp if plan.cp > 1 else plan.tp // plan.sharding.batch
+
+
 def _straddled(placement: Placement, plan: Plan) -> int | None:
-    """A domain that holds a group of context parallelism, not a whole number of them, and not the stage; or none."""
-    sizes = (level.chips for level in placement.hardware.network[:-1])
-    return next((size for size in sizes if size and plan.tp < size < plan.stage_chips and size % plan.tp), None)
+    """A domain that holds a group, but not a whole number of them, and not the stage; none if there is none.
+
+    What a group sends is priced inside the domain, so that it has to lie there.
+    """
+    sizes, group = (level.chips for level in placement.hardware.network[:-1]), _group(plan)
+    return next((size for size in sizes if size and group < size < plan.stage_chips and size % group), None)
 
 
 def _grids(placement: Placement, tp: int) -> str:

@@ -144,14 +144,26 @@ def test_many_plans_have_no_one_placement() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(("h100-sxm", "gb200-nvl72")), st.integers(1, 16), st.integers(2, 12), st.integers(1, 3))
-def test_groups_that_share_prompts_lie_where_they_are_priced(machine: str, tp: int, cp: int, dp: int) -> None:
+@given(
+    st.sampled_from(("h100-sxm", "gb200-nvl72")),
+    st.integers(1, 16),
+    st.integers(2, 12),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_groups_inside_a_stage_lie_where_they_are_priced(
+    machine: str, size: int, count: int, dp: int, prompts: bool
+) -> None:
     """Each group spans what `span` says of its size, wherever it stands in its stage, or the plan is refused."""
-    placement, plan = Placement(load_hardware(machine), 20 * 72), Plan(tp, 1, dp, cp=cp, attention=f"heads{tp}xseq{cp}")
-    groups = [replica[start : start + tp] for replica in seats(placement, plan) for start in range(0, len(replica), tp)]
-    apart = {level_between(placement, group) for group in groups} != {int(placement.span(tp))}
+    placement = Placement(load_hardware(machine), 20 * 72)
+    plan = Plan(size * count, 1, dp, attention=f"heads{size}xbatch{count}")
+    if prompts:
+        plan = Plan(size, 1, dp, cp=count, attention=f"heads{size}xseq{count}")
+    found = seats(placement, plan)
+    groups = [replica[start : start + size] for replica in found for start in range(0, len(replica), size)]
+    apart = {level_between(placement, group) for group in groups} != {int(placement.span(size))}
     reason = chips_refusal(placement, plan)
     assert not apart or "would straddle two domains" in str(reason)
-    text = " ".join(captions(placement, plan, seats(placement, plan)))
-    assert f"one stage: {cp} groups of {tp} chip" in text
-    assert ("Tensor-parallel groups" in text) == (tp > 1)
+    text = " ".join(captions(placement, plan, found))
+    assert (f"one stage: {count} groups of {size} chip" in text) == prompts
+    assert ("Tensor-parallel groups" in text) == (plan.tp > 1)
