@@ -221,9 +221,8 @@ def _cached(plan: Plan) -> str | None:
     tp, cp, word = plan.tp, plan.cp, plan.prefill_attention
     apart, shared = Sharding(tp, cp).word, Sharding(tp, 1, cp).word
     if plan.attention not in ("heads", apart, shared):
-        return (
-            f"cp {cp}: attention {plan.attention} is none of heads, {shared} and {apart}, of {cp} groups of {tp} chips"
-        )
+        each = "a chip" if tp == 1 else f"{tp} chips"
+        return f"cp {cp}: attention {plan.attention} is none of heads, {shared} and {apart}, of {cp} groups of {each}"
     if plan.attention == "heads" and word != "ulysses":
         return f"prefill attention {word} leaves the cache by tokens: it is decoded as {shared} or {apart}, not heads"
     if plan.attention == shared and word == "ulysses":
