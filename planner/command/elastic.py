@@ -46,8 +46,11 @@ def run(
     requests: Annotated[int, typer.Option("--requests", min=1, help="How many requests.")] = 200,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")] = 1,
     chunk: Annotated[
-        int, typer.Option("--chunk", min=1, help="Tokens of an iteration of the system with chunked prompts.")
-    ] = 2048,
+        int,
+        typer.Option(
+            "--chunk", min=1, help="Tokens of each prompt in an iteration, in the system with chunked prompts."
+        ),
+    ] = 512,
     scale: Annotated[
         float, typer.Option("--slo-scale", help="A request's limit: so many times what it takes alone.")
     ] = 25.0,

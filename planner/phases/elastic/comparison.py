@@ -1,10 +1,10 @@
 """Elastic sequence parallelism beside deployments whose parallelism stands still, on prompts short and long.
 
 The same requests, one by one, through six systems on the same chips: the instances of `esp`; one tensor-parallel group
-of all chips where prompts run first and whole; the same with chunks of prompts that ride with decodes; two groups of
-half the chips each, for prompts and for decodes, between which KV goes over the wires; the instances in one ring for
-every pass; and each of them a replica of its own. A system's highest rate is that at which so many requests are no
-slower than a multiple of what they take alone.
+of all chips where prompts run first and whole; the same with chunks that ride with decodes, one of each prompt under
+way; two groups of half the chips each, for prompts and for decodes, between which KV goes over the wires; the instances
+in one ring for every pass; and each of them a replica of its own. A system's highest rate is that at which so many
+requests are no slower than a multiple of what they take alone.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ SLOWEST, FASTEST = 2.0**-8, 2.0**8
 """Times the rate of a trace between which its highest rate is looked for."""
 KINDS = 64
 """Lengths that stand for a kind of prompt."""
+ABREAST = 16
+"""Chunks of an iteration at most, each of another prompt: the default of LightLLM, on which the paper's baseline with
+chunks runs. Its prompts go on side by side, so that a short one does not wait for a long one that came before; a budget
+that the first prompt fills alone (Sarathi-Serve, vLLM) leaves it waiting."""
 
 
 class Served(NamedTuple):
@@ -126,7 +130,7 @@ def elastic(request: Request, tp: int, chunk: int, longest: float) -> Elastic:
     Args:
         request: model, machine, engine, chips.
         tp: chips of an instance.
-        chunk: tokens of an iteration of the system with chunks.
+        chunk: tokens that each prompt has of an iteration, in the system with chunks.
         longest: tokens of the longest request.
 
     Raises:
@@ -242,15 +246,16 @@ def _kv_bytes(setting: Setting, tp: int) -> float:
 
 
 def _server(setting: Setting, tp: int, chunk: int | None, longest: float, most: float) -> Callable[[], Server]:
-    """What makes one tensor-parallel group that serves, its prompts in chunks or whole."""
-    scheduler = setting.engine.scheduler._replace(chunk_tokens=chunk)
+    """What makes one tensor-parallel group that serves, its prompts in chunks side by side, or whole."""
+    budget = None if chunk is None else chunk * ABREAST
+    scheduler = setting.engine.scheduler._replace(chunk_tokens=budget)
     own = setting._replace(engine=setting.engine._replace(scheduler=scheduler))
     clock = IterationTime(own, Plan(tp=tp), longest)
     block = scheduler.block_tokens
     tokens = _tokens(setting, tp)
     room = KvRoom(max(0.0, tokens // block), block, whole=scheduler.kv_reservation == "whole")
     rules = Rules.of(setting.engine, Plan(tp=tp))
-    rules = rules._replace(mixed=chunk is not None, budget=float(chunk or most))
+    rules = rules._replace(mixed=chunk is not None, budget=float(budget or most), piece=chunk)
     return lambda: Server(clock, room, rules)
 
 
@@ -265,7 +270,7 @@ def _static(setting: Setting, tp: int, name: str, chunk: int | None, longest: fl
         found = fleet_outcome(jobs, [server], np.zeros(len(jobs), dtype=int))
         return Served(found.first, found.finish)
 
-    label = f"TP{tp}" + (f", chunks of {chunk}" if chunk is not None else ", prompts first")
+    label = f"TP{tp}" + (f", chunks of {chunk} side by side" if chunk is not None else ", prompts first")
     return System(name, label, serve, _tokens(setting, tp))
 
 
