@@ -18,6 +18,7 @@ from planner.plans.plan import Plan
 from planner.plans.space import Filters
 from planner.report import phases as report
 from planner.report import tabular
+from planner.report.figures import plural
 from planner.report.progress import Progress
 from planner.request import CHIPS, MOST_CHIPS, Request
 from planner.simulating.traces import SEED, Stream
@@ -238,7 +239,6 @@ def _none(search: Search) -> str:
         own = [each for which, each in search.refused if which == phase]
         if own and search.pairs == 0:
             told = next((each for each in reversed(own) if each.limit == "memory"), own[0])
-            return (
-                f"{start} fits {chips} chips: of {phase} plans {len(own)} were refused, as {told.plan}: {told.reason}"
-            )
+            refused = f"{plural(len(own), f'{phase} plan')} refused, as {told.plan}: {told.reason}"
+            return f"{start} fits {plural(chips, 'chip')}: {refused}"
     return f"{start} serves this on {chips} chips; give more with --gpus, or wider limits"

@@ -160,6 +160,9 @@ def _caption(found: Shifting, loads: bool = True) -> list[str]:
         f"{found.thresholds.chosen} tokens"
         f"{f'; {found.replicas} replicas' if found.replicas > 1 else ''}."
     ]
+    idle = request.gpus - found.replicas * base.chips
+    if idle:
+        texts.append(f"{plural(idle, 'chip')} of {request.gpus} left over by replicas of {base.chips}, in all systems.")
     if loads:
         texts.append("behind: in latency of the best at that load; in tokens/s of the best at most tok/s.")
         texts.append(_worst(found))

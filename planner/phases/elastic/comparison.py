@@ -106,6 +106,8 @@ class Score(NamedTuple):
     """Mean seconds per token of the answer after the first."""
     attained: float
     """Share of requests within the limit at that rate."""
+    least: float = np.nan
+    """Where the rate is 0: the scale that so many requests would keep at the lowest rate that was tried."""
 
 
 def mixed(short: int, long: int, share: float, osl: int) -> Population:
@@ -134,13 +136,17 @@ def elastic(request: Request, tp: int, chunk: int, longest: float) -> Elastic:
         longest: tokens of the longest request.
 
     Raises:
-        InputError: a model that is not priced, or chips that instances do not divide.
+        InputError: a model or engine that is not priced, or chips that instances do not divide.
         NoPlanError: an instance does not hold the weights, or all of them not the longest request.
     """
     model, engine = request.model, request.engine
     if not is_plain(model):
         raise InputError(
             f"elastic parallelism of {model.name}: only dense models with plain attention to all tokens are priced"
+        )
+    if engine.scheduler.schedule == "static":
+        raise InputError(
+            f"engine {engine.name} runs static batches, whose requests do not come one by one; give another --engine"
         )
     if request.gpus % tp or request.gpus // tp < 2:
         raise InputError(f"--tp {tp}: {request.gpus} chips are no two or more instances of {tp}")
@@ -343,11 +349,13 @@ def score(found: Elastic, system: System, trace: Trace, scale: float, share: flo
         scale: of the time that a request takes alone, its limit.
         share: of requests that must keep it.
     """
-    limit = scale * found.alone(trace.isl, trace.osl)
+    alone, times = found.alone(trace.isl, trace.osl), np.zeros(0)
 
     def attained(at: Trace) -> tuple[float, Served]:
+        nonlocal times
         served = system.serve(at)
-        return float(np.mean(served.finish - at.arrival <= limit)), served
+        times = (served.finish - at.arrival) / alone
+        return float(np.mean(times <= scale)), served
 
     try:
         now, served = attained(trace)
@@ -363,7 +371,9 @@ def score(found: Elastic, system: System, trace: Trace, scale: float, share: flo
         low, high = high, high * (2 if good else 0.5)
         now = attained(trace.faster(high))[0]
     if good == (now >= share):  # even all at once, or not even one by one
-        return here._replace(rate=np.inf if good else 0.0)
+        if good:
+            return here._replace(rate=np.inf)
+        return here._replace(least=float(np.quantile(times, share, method="higher")))
     low, high = min(low, high), max(low, high)
     while high / low > NEAR:
         middle = float(np.sqrt(low * high))
