@@ -103,8 +103,21 @@ def test_looser_limits_fewer_requests_and_more_chips_allow_no_lower_rate() -> No
 
     base = rate(GOAL)
     assert rate(GOAL._replace(attainment=0.99)) <= base
+    assert rate(GOAL._replace(ttft=0.15)) >= base
+    assert rate(GOAL._replace(tpot=0.0125)) >= base
     assert rate(GOAL, replicas=2) > 1.6 * base
     assert rate(GOAL._replace(percentile=90.0)) >= base  # each limit by itself asks less than both at once
+
+
+@pytest.mark.parametrize("off", [1 / 30, 0.9, 1.0, 1.15, 30.0])
+def test_a_rate_that_is_near_saves_simulations_and_one_that_is_not_does_no_harm(off: float) -> None:
+    found = scenario()
+    assert found.best is not None
+    again = highest(deployment(*SMALL), SCENARIO, GOAL, near=off * found.best.rate)
+    assert again.best is not None
+    assert again.best.rate == pytest.approx(found.best.rate, rel=0.02)
+    if 0.85 < off < 1.2:
+        assert again.tried < found.tried
 
 
 def test_burstier_arrivals_allow_less() -> None:
