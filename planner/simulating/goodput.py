@@ -200,11 +200,20 @@ def fares(
     Raises:
         ValueError: a request that does not fit.
     """
-    known, near = count or FEWEST, None
+    known = count or FEWEST
+    last: Fared | None = None
+    near: float | None = None
     while True:
         trace = stream.take(known)
         if stream.searched:
-            found = highest(deployment, trace, goal, progress, near=near)
+            try:
+                found = highest(deployment, trace, goal, progress, near=near)
+            except KeyboardInterrupt:
+                if last is None:
+                    raise
+                return _stopped(last)
+            if last is not None and not found.complete and found.best is None:
+                return _stopped(last)
             fared = Fared(found.best or found.idle, found, trace.length)
         else:
             rate = trace.rate
@@ -213,7 +222,13 @@ def fares(
         enough = count is not None or stream.log is not None or known >= min(fared.needed, MOST)
         if enough or not fared.complete or not fared.judged.sustained:  # a queue that grows never stands still
             return fared
-        known, near = min(MOST, int(1.2 * fared.needed)), fared.judged.rate if fared.judged.good else None
+        known, last = min(MOST, int(1.2 * fared.needed)), fared
+        near = fared.judged.rate if fared.judged.good else None
+
+
+def _stopped(last: Fared) -> Fared:
+    """What fewer requests said, where the search over more was interrupted before it found anything."""
+    return last if last.found is None else last._replace(found=last.found._replace(complete=False))
 
 
 def judge(outcome: Outcome, goal: Goal, rate: float, edges: bool = False) -> Judged:

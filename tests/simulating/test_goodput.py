@@ -181,6 +181,29 @@ def test_an_interrupt_keeps_what_was_found() -> None:
     assert found.best.good
 
 
+@pytest.mark.parametrize("after", [0, 1])
+def test_an_interrupt_of_the_search_over_more_requests_keeps_what_fewer_said(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.simulating.goodput.FEWEST", 30)
+    made, stream = deployment(*SMALL), Stream(population=population_of("500", "100", None))
+    first = fares(made, stream, GOAL, 30)
+    assert first.found is not None
+    assert first.needed > 30
+    tried = first.found.tried
+    calls = 0
+
+    def stop() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > tried + after:
+            raise KeyboardInterrupt
+
+    stopped = fares(made, stream, GOAL, progress=stop)
+    assert not stopped.complete
+    assert (stopped.requests, stopped.judged.rate) == (30, first.judged.rate)
+
+
 def test_requests_that_come_first_and_last_do_not_count() -> None:
     made = deployment(*SMALL)
     coming = SCENARIO.faster(20.0)
