@@ -173,7 +173,7 @@ def _refusal(launch: Launch, engine: Engine, start: Start) -> str | None:
             return f"engine {engine.name} has no flag for {name} {degree} in its file (launch.arguments.{name})"
     for what, wanted in (("attention", plan.attention), ("prefill_attention", plan.prefill_attention)):
         if wanted != "heads" and not launch.arguments.get(what):
-            return f"engine {engine.name} has no flag for attention over the {wanted}"
+            return f"engine {engine.name} has no flag for {what} {wanted} in its file (launch.arguments.{what})"
     if plan.dp > 1 and launch.replicas is None:
         return f"engine {engine.name} starts one replica, not {plan.dp}: its file does not say how several run"
     return _dtype_refusal(launch, engine, start.formats.weights.name, start.formats.kv.name)

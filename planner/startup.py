@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.costs.layers import Formats
 from planner.costs.memory import Budget, Room, needed_tokens, room
-from planner.costs.rows import structure_of
+from planner.costs.rows import Rows, structure_of
 from planner.costs.scheduling import sequences_of
 from planner.costs.speculation import Drafting, room_with_draft
 from planner.costs.weights import Shard, Stages
@@ -58,12 +58,17 @@ class Start(NamedTuple):
         `hardware` decides the KV cache's dtype where the engine chooses it by chip.
 
         With `draft` the model's own prediction modules are loaded beside it; with `attention_dp` the ranks of a
-        tensor-parallel group form so many groups, each with the attention of its own requests. `drafts` is what
-        speculates, a model of its own among it.
+        tensor-parallel group form so many groups, each with the attention of its own requests, as a product in the
+        plan (`batch8`) says too. `drafts` is what speculates, a model of its own among it.
 
         Raises:
-            InputError: a dtype that there is not, a context or prediction modules that the model has not.
+            InputError: a dtype that there is not, a context or prediction modules that the model has not, groups of
+                data-parallel attention beside a plan that says how attention is divided.
         """
+        if attention_dp > 1 and (plan.attention != "heads" or plan.cp > 1):
+            raise InputError(
+                f"--attention-dp {attention_dp}: {plan.label} says how attention is divided; leave --attention-dp out"
+            )
         stored = weight_dtype(weights or model.weights)
         cache = kv_dtype(kv_cache or engine.kv_dtype(stored.name, hardware))
         if context is not None and not 1 <= context <= model.max_context:
@@ -71,8 +76,13 @@ class Start(NamedTuple):
         if draft and model.prediction is None:
             raise InputError(f"--draft: {model.name} has no prediction layers")
         formats = Formats(stored, cache, "", "")
-        x, y, _ = plan.axes
-        shard = Shard.for_engine(model, engine, stored.name, plan.tp, attention_dp, x, y)
+        degrees = Rows.of_plans([plan], isl=1, osl=1, concurrency=1)
+        wide, x, y, parts, ep, cp = (
+            float(column[0])
+            for column in (degrees.width, degrees.x, degrees.y, degrees.sequence, degrees.ep, degrees.cp)
+        )
+        attention_dp = max(attention_dp, int(degrees.attention_dp[0]))
+        shard = Shard.for_engine(model, engine, stored.name, wide, attention_dp, x, y, parts, ep, cp)
         structure = structure_of(plan)
         modules = model.prediction.modules if draft and model.prediction else 0
         modules = max(modules, drafts.modules if drafts else 0)
@@ -82,9 +92,14 @@ class Start(NamedTuple):
                 drafts, formats, lambda own, kv: Formats(weight_dtype(own.weights), kv_dtype(kv), "", "")
             )
             space = room_with_draft(
-                space, drafting, 1, engine, structure, budget, np.asarray(plan.tp), np.asarray(plan.pp)
+                space, drafting, 1, engine, structure, budget, np.asarray(plan.stage_chips), np.asarray(plan.pp)
             )
         return cls(model, engine, plan, formats, budget, space, context or model.max_context, draft, attention_dp)
+
+    @property
+    def said_apart(self) -> bool:
+        """Whether groups of data-parallel attention stand beside the plan, whose own word is heads."""
+        return self.plan.attention == "heads"
 
     @property
     def fullest(self) -> int:
@@ -111,7 +126,7 @@ class Start(NamedTuple):
         engine = self.engine._replace(memory=memory)
         least = Start.of(self.model, engine, self.plan, self.budget, weights=self.formats.weights.name,
                          kv_cache=self.formats.kv.name, context=self.context, draft=self.draft,
-                         attention_dp=self.attention_dp)  # fmt: skip
+                         attention_dp=self.attention_dp if self.said_apart else 1)  # fmt: skip
         return least.request_bytes[self.fullest]
 
     @property
@@ -152,7 +167,7 @@ class Start(NamedTuple):
         if gpus is not None and self.plan.chips > gpus:
             return f"{self.plan.label} takes {self.plan.chips} chips, there are {gpus}"
         return (
-            attention_dp_refusal(self.engine, self.plan.tp, self.attention_dp)
+            attention_dp_refusal(self.engine, self.plan.tp, self.attention_dp if self.said_apart else 1)
             or shape_refusal(self.model, self.engine, self.plan, self.formats.weights.name)
             or self._memory_refusal()
         )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner import InputError, load_engine, load_hardware, load_model
+from planner import InputError, estimate, load_engine, load_hardware, load_model
 from planner.costs.memory import Budget
 from planner.costs.weights import Shard, Stages, layer_elements, layer_weights, parameters, stage_layers, stage_sizes
 from planner.plans.plan import Plan
@@ -336,3 +336,34 @@ def test_a_context_that_the_model_has_not_is_refused() -> None:
 
 def test_chips_there_are_not() -> None:
     assert start("llama3-8b", 2, dp=2).refusal(gpus=2) == "TP2xDP2 takes 4 chips, there are 2"
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "label"),
+    [
+        ("llama3.1-70b", "h100-sxm", "TP16/heads8xseq2"),
+        ("llama3.1-70b", "h100-sxm", "TP8/heads4xbatch2"),
+        ("llama3.1-8b", "h100-sxm", "TP2xPP2xCP4/heads2xseq4/gather"),
+        ("llama3.1-8b", "h100-sxm", "CP8/batch8"),
+        ("deepseek-v3", "h200-sxm", "TP8xEP8/batch8"),
+        ("gpt-oss-120b", "h100-sxm", "TP2xEP8xCP4/heads2xbatch4"),
+        ("mixtral-8x7b", "h100-sxm", "TP4xEP8xCP2"),
+    ],
+)
+def test_a_plan_starts_with_the_memory_that_it_is_ranked_with(model: str, hardware: str, label: str) -> None:
+    """However attention and prompts are divided: one count of weights, room and requests."""
+    machine, engine = load_hardware(hardware), load_engine("ideal")
+    begun = Start.of(load_model(model), engine, Plan.parse(label), Budget.of(machine, engine, None, None), context=7000)
+    ranked = estimate(
+        model, plan=label, hardware=hardware, engine="ideal", isl=6000, osl=1000, concurrency=8, max_context=7000
+    )
+    assert begun.refusal() is None
+    assert float(begun.room.weights[begun.fullest]) / GIB == pytest.approx(ranked["weights_gib"])
+    assert begun.capacity_tokens == ranked["kv_capacity_tokens"]
+    assert begun.requests == ranked["max_concurrency"]
+
+
+def test_groups_are_said_once() -> None:
+    with pytest.raises(InputError, match="--attention-dp 2: TP8/heads4xbatch2 says how attention is divided"):
+        Start.of(load_model("llama3-8b"), load_engine("ideal"), Plan.parse("TP8/heads4xbatch2"), Budget(7e10, 8e10),
+                 attention_dp=2)  # fmt: skip

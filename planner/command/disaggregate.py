@@ -16,8 +16,9 @@ from planner.phases.disaggregated.question import AFFINITIES, Affinity, Question
 from planner.phases.disaggregated.rehearsal import Fared, rehearse, rehearse_together
 from planner.plans.plan import Plan
 from planner.plans.space import Filters
-from planner.report import phases as report
+from planner.report import disaggregation as report
 from planner.report import tabular
+from planner.report.figures import plural, short
 from planner.report.progress import Progress
 from planner.request import CHIPS, MOST_CHIPS, Request
 from planner.simulating.traces import SEED, Stream
@@ -178,7 +179,8 @@ def run(
     together = [each._replace(filters=filters) for each in machines.values()] if question.bounded else []
     count = 1 if attainment is None else TOGETHER
     found = [each for request in together for each in best_colocated(request, count)]
-    if not search.deployments and not found:
+    refused = search.pairs == 0 and (prefill_plan or decode_plan)  # a pair was asked for: another answer is none
+    if not search.deployments and (not found or refused):
         raise NoPlanError(_none(search))
     if not search.deployments:
         opt.warn(_none(search), quiet)
@@ -238,7 +240,17 @@ def _none(search: Search) -> str:
         own = [each for which, each in search.refused if which == phase]
         if own and search.pairs == 0:
             told = next((each for each in reversed(own) if each.limit == "memory"), own[0])
-            return (
-                f"{start} fits {chips} chips: of {phase} plans {len(own)} were refused, as {told.plan}: {told.reason}"
-            )
-    return f"{start} serves this on {chips} chips; give more with --gpus, or wider limits"
+            refused = f"{plural(len(own), f'{phase} plan')} refused, as {told.plan}: {told.reason}"
+            return f"{start} fits {plural(chips, 'chip')}: {refused}"
+    text = f"{start} serves this on {chips} chips"
+    if search.question.rate is not None:
+        most = disaggregate(_without_rate(search.question)).deployments
+        text += f", which serve up to {short(most[0].rate)} requests/s" if most else ""
+    return f"{text}; give more with --gpus, or wider limits"
+
+
+def _without_rate(question: Question) -> Question:
+    """What all of the chips serve at most."""
+    each = (question.prefill, question.decode)
+    prefill, decode = (one._replace(workload=one.workload._replace(arrival_rate=None)) for one in each)
+    return question._replace(prefill=prefill, decode=decode)

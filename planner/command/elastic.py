@@ -9,7 +9,7 @@ import typer
 from planner.command import options as opt
 from planner.command.question import filters_of, limits_of, request_of, workload_of
 from planner.command.shift import at_rate, trace_of
-from planner.errors import InputError
+from planner.errors import InputError, NoPlanError
 from planner.report import tabular
 from planner.request import CHIPS
 from planner.request import check as check_request
@@ -46,8 +46,11 @@ def run(
     requests: Annotated[int, typer.Option("--requests", min=1, help="How many requests.")] = 200,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")] = 1,
     chunk: Annotated[
-        int, typer.Option("--chunk", min=1, help="Tokens of an iteration of the system with chunked prompts.")
-    ] = 2048,
+        int,
+        typer.Option(
+            "--chunk", min=1, help="Tokens of each prompt in an iteration, in the system with chunked prompts."
+        ),
+    ] = 512,
     scale: Annotated[
         float, typer.Option("--slo-scale", help="A request's limit: so many times what it takes alone.")
     ] = 25.0,
@@ -74,13 +77,7 @@ def run(
     from planner.simulating import traces  # noqa: PLC0415
 
     opt.check_targets(csv, json, specs=(model, hardware, engine, trace))
-    for name, value in (("--long-share", long_share), ("--attainment", attainment)):
-        if not 0 <= value <= 1:
-            raise InputError(f"{name} must be from 0 to 1, found {value:g}")
-    if requests > MOST_REQUESTS:
-        raise InputError(f"--requests must be at most {MOST_REQUESTS}, found {requests}")
-    if max(short, long) > MOST_TOKENS:
-        raise InputError(f"--long must be at most {MOST_TOKENS}, found {max(short, long)}")
+    _check_numbers(long_share, attainment, requests, max(short, long))
     opt.above_zero(scale, "--slo-scale")
     rate = opt.above_zero(arrival_rate, "--arrival-rate")
     if trace is None:
@@ -119,3 +116,16 @@ def run(
     tabular.write_rows(report.rows(found, scores, coming), csv, json, not no_header)
     if not opt.is_piped(csv, json) and not quiet:
         report.print_elastic(found, scores, coming, found.esp(coming), (scale, attainment))
+    if len(scores) == len(phases.NAMES) and all(each.rate == 0 for each in scores):
+        raise NoPlanError(report.unreachable(found, scores, (scale, attainment)))
+
+
+def _check_numbers(long_share: float, attainment: float, requests: int, longest: int) -> None:
+    if not 0 <= long_share <= 1:
+        raise InputError(f"--long-share must be from 0 to 1, found {long_share:g}")
+    if not 0 < attainment <= 1:
+        raise InputError(f"--attainment must be above 0 and at most 1, the share of the requests, found {attainment:g}")
+    if requests > MOST_REQUESTS:
+        raise InputError(f"--requests must be at most {MOST_REQUESTS}, found {requests}")
+    if longest > MOST_TOKENS:
+        raise InputError(f"--long must be at most {MOST_TOKENS}, found {longest}")

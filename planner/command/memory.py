@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Annotated
 
@@ -40,6 +41,8 @@ def run(
     engine: opt.Engine = None,
     tp: opt.Tp = None,
     pp: opt.Pp = None,
+    ep: opt.Ep = None,
+    cp: opt.Cp = None,
     attention: opt.Attention = None,
     context: Context = None,
     concurrency: Held = 1,
@@ -67,14 +70,13 @@ def run(
     software = software.limited(max_num_seqs, max_num_batched_tokens)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     budget = Budget.of(machine, software, limit, memory_fraction)
-    sharding = attention or "heads"
     starts = [
         Start.of(
-            shape, software, Plan(degree, depth, attention=sharding), budget,
+            shape, software, plan, budget,
             weights=weights, kv_cache=kv_cache, context=context, draft=draft, attention_dp=attention_dp,
             hardware=machine,
         )
-        for degree, depth in product(opt.numbers(tp, "--tp") or (1,), opt.numbers(pp, "--pp") or (1,))
+        for plan in _plans(tp, pp, ep, cp, attention or "heads")
     ]  # fmt: skip
     found = [report.row(start, machine, concurrency) for start in starts]
     tabular.write_rows(found, csv, json, not no_header)
@@ -85,3 +87,11 @@ def run(
             report.print_several(found)
     if all(row["error"] for row in found):
         raise NoPlanError(f"{shape.name} does not start on {machine.name}: {found[0]['error']}")
+
+
+def _plans(tp: str | None, pp: str | None, ep: str | None, cp: str | None, attention: str) -> Iterator[Plan]:
+    """One replica of each combination of degrees, prompts processed as the word for the cache implies."""
+    named = {"--tp": tp, "--pp": pp, "--ep": ep, "--cp": cp}
+    for degrees in product(*(opt.numbers(text, name) or (1,) for name, text in named.items())):
+        plan = Plan(degrees[0], degrees[1], 1, degrees[2], degrees[3], attention)
+        yield plan._replace(prefill_attention=plan.implied)

@@ -146,13 +146,41 @@ def _prompt_operations(
 
 
 def ring_hops(model: Model, shard: Shard, work: Pass, *, windowed: bool) -> Num:
-    """Times that blocks are handed on in a layer: to all other groups, with a window as far as it reaches."""
+    """Times that blocks are handed on in a layer: to all other groups, with a window as far as it reaches.
+
+    In zig-zag a group has two halves of a block, with neighbours of their own: a window over k halves wants up to 2 k
+    of others, c - 1 + k // 2 where those of the two overlap or end (exact: the tests look at every group).
+    """
     hops = shard.attention_dp - 1
     if not windowed:
         return hops
     assert model.attention.window is not None
-    block = np.maximum(1.0, work.prefill_tokens / np.maximum(work.prompts, 1.0) / shard.attention_dp)
-    return np.minimum(hops, np.ceil((model.attention.window - 1) / block))
+    half = np.maximum(1.0, work.prefill_tokens / np.maximum(work.prompts, 1.0) / shard.attention_dp / 2)
+    reach = np.ceil((model.attention.window - 1) / half)
+    return np.minimum(np.minimum(2 * reach, hops + reach // 2), 2 * hops) / 2
+
+
+def _handed_on(work: Pass, structure: Structure, groups: Num) -> Num:
+    """Cached tokens of prompts that a group hands on, of those that each of the others does.
+
+    Where all groups hold a part of each, that. A whole prompt (`batch`) passes all groups but its own, and what does
+    not start on the next one passes the wire to it: everything, of one prompt.
+    """
+    prior = np.maximum(work.prefill_prior, 0.0)
+    if structure.cached == "heads":  # only of latent vectors, which every chip holds
+        return prior * 0.0
+    if structure.cached == "sequence":
+        return prior / groups
+    prompts = np.maximum(work.prompts, 1.0)
+    return prior * (1 - np.floor(prompts / groups) / prompts) / np.maximum(1.0, groups - 1)
+
+
+def _held(work: Pass, structure: Structure, groups: Num) -> Num:
+    """Share of the prompts' cached tokens that the fullest group holds."""
+    if structure.cached != "batch":
+        return 1.0 if structure.cached == "heads" else 1.0 / groups
+    prompts = np.maximum(work.prompts, 1.0)
+    return np.ceil(prompts / groups) / prompts
 
 
 def _latent(model: Model) -> LatentAttention:
@@ -197,7 +225,7 @@ def _latent_operations(
             "latent read back",
             "elementwise",
             formats.native,
-            kv_bytes=work.prefill_prior / groups * latent.cached * formats.kv.bytes,
+            kv_bytes=work.prefill_prior * _held(work, structure, groups) * latent.cached * formats.kv.bytes,
             activation_bytes=work.prefill_prior * latent.cached * ACT,
         ),
         gemm("kv_b", expanded, latent.kv_rank, wide, latent.kv_rank * wide * each * (np.asarray(expanded) > 0), dtype),
@@ -231,7 +259,7 @@ def _prompt_transfers(
     if not np.any(work.prefill_tokens):
         return []
     attention, groups = model.attention, shard.attention_dp
-    fresh, prior = own.prefill_tokens, np.maximum(work.prefill_prior, 0.0) / groups
+    fresh, prior = own.prefill_tokens, _handed_on(work, structure, groups)
     if attention.latent is not None:
         return _latent_prompt(attention.latent, shard, structure, fresh, prior, formats)
     kv = 2 * shard.kv_heads * attention.head_dim
@@ -240,6 +268,9 @@ def _prompt_transfers(
         if structure.cached == "batch":  # heads of all tokens lie everywhere: the request's group gathers them
             held = work.prefill_tokens * kv * formats.kv.bytes
             found.append(Transfer("KV to the group that decodes", "all_gather", held, axes="context"))
+            mine = np.maximum(work.prefill_prior, 0.0) * _held(work, structure, groups)
+            cached = mine * 2 * _keys(model, shard) * attention.head_dim * formats.kv.bytes
+            found.append(Transfer("cached prompts to their heads", "all_to_all", cached, axes="context"))
         return found
     if structure.context == "gather":
         every = groups * (fresh * ACT + prior * formats.kv.bytes) * kv
@@ -272,13 +303,17 @@ def _exchanged(model: Model, shard: Shard, tokens: Num, suffix: str) -> list[Tra
 
     Where there are more chips than KV heads each of them still needs one.
     """
-    groups, dh = shard.attention_dp, model.attention.head_dim
-    keys = groups * np.maximum(1.0, np.ceil(model.attention.kv_heads / shard.tp))
+    dh, keys = model.attention.head_dim, _keys(model, shard)
     into, back = tokens * (shard.heads + 2 * keys) * dh * ACT, tokens * shard.heads * dh * ACT
     return [
         Transfer(f"tokens to heads{suffix}", "all_to_all", into, axes="context"),
         Transfer(f"heads to tokens{suffix}", "all_to_all", back, axes="context"),
     ]
+
+
+def _keys(model: Model, shard: Shard) -> Num:
+    """KV heads of a token that a chip sends to all chips of its line, itself among them: one at least to each."""
+    return shard.attention_dp * np.maximum(1.0, np.ceil(model.attention.kv_heads / shard.tp))
 
 
 def _latent_prompt(

@@ -249,13 +249,16 @@ def _room_check(request: Request, context: int, batch: int) -> Check:
 
 
 def _reuse(model: Model) -> float:
-    """FLOPs of a query-key pair against those of as many bytes of plain heads: what lets a ring's blocks be shorter."""
+    """FLOPs on a block against those on as many bytes of plain heads, all pairs: what lets a ring's blocks be shorter.
+
+    A causal mask leaves half of the pairs of each block, dealt in zig-zag (`costs.context`).
+    """
     attention = model.attention
     if attention.latent is None:
-        return attention.heads / attention.kv_heads
+        return attention.heads / attention.kv_heads / 2
     latent = attention.latent
     flops = 2 * attention.heads * (latent.nope_dim + latent.rope_dim + latent.value_dim)
-    return flops / (latent.cached * ACTIVATION_BYTES)
+    return flops / (latent.cached * ACTIVATION_BYTES) / 2
 
 
 def _setting(request: Request) -> Setting:

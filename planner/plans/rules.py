@@ -223,9 +223,8 @@ def _cached(plan: Plan) -> str | None:
     tp, cp, word = plan.tp, plan.cp, plan.prefill_attention
     apart, shared = Sharding(tp, cp).word, Sharding(tp, 1, cp).word
     if plan.attention not in ("heads", apart, shared):
-        return (
-            f"cp {cp}: attention {plan.attention} is none of heads, {shared} and {apart}, of {cp} groups of {tp} chips"
-        )
+        each = "a chip" if tp == 1 else f"{tp} chips"
+        return f"cp {cp}: attention {plan.attention} is none of heads, {shared} and {apart}, of {cp} groups of {each}"
     if plan.attention == "heads" and word != "ulysses":
         return f"prefill attention {word} leaves the cache by tokens: it is decoded as {shared} or {apart}, not heads"
     if plan.attention == shared and word == "ulysses":
@@ -413,12 +412,33 @@ def chips_refusal(placement: Placement, plan: Plan) -> str | None:
     for what, size in (("tp", plan.tp), ("cp", plan.cp), ("tp x cp", plan.stage_chips)):
         if placement.slice and size not in groups and (what == "tp" or plan.cp > 1):
             return f"{what} {size} does not tile the slice {placement.slice}; nearest: {_near(size, groups)}"
+    if (plan.cp > 1 or plan.sharding.batch > 1) and placement.slice is None and (domain := _straddled(placement, plan)):
+        fitting = [size for size in range(1, domain + 1) if domain % size == 0]
+        group = _group(plan)
+        return (
+            f"{plan.label}: of groups of {group} chips side by side one would straddle two domains of {domain}; "
+            f"nearest size that does not: {_near(group, fitting)}"
+        )
     if plan.grid and placement.mesh(plan.axes) is None:
         return f"grid {plan.grid}: {_grids(placement, plan.tp)}"
     most = placement.replicas(plan.tp, plan.pp, plan.cp)
     if plan.dp > most:
         return f"dp {plan.dp}: only {most} replicas fit without a tensor-parallel group straddling two domains"
     return None
+
+
+def _group(plan: Plan) -> int:
+    """Chips of each of the groups that a stage is made of: of context parallelism, or of data-parallel attention."""
+    return plan.tp if plan.cp > 1 else plan.tp // plan.sharding.batch
+
+
+def _straddled(placement: Placement, plan: Plan) -> int | None:
+    """A domain that holds a group, but not a whole number of them, and not the stage; none if there is none.
+
+    What a group sends is priced inside the domain, so that it has to lie there.
+    """
+    sizes, group = (level.chips for level in placement.hardware.network[:-1]), _group(plan)
+    return next((size for size in sizes if size and group < size < plan.stage_chips and size % group), None)
 
 
 def _grids(placement: Placement, tp: int) -> str:

@@ -99,6 +99,7 @@ def _contexts(model: Model, engine: Engine, placement: Placement, filters: Filte
     named = filters.ffn or filters.prefill_ffn or filters.grid
     if not filters.cp and named and {*filters.ffn, *filters.prefill_ffn} != {"1d"}:
         return
+    decode = filters.ffn or (("2d",) if filters.grid else (None,))  # other layouts are refused with the reason
     for tp in filters.tp or range(1, 1 + min(placement.usable // 2, most_ranks(model, engine))):
         if not filters.tp and tp_allowed(model, engine, tp, rules.weights, ep=tp if model.experts else 1):
             continue
@@ -110,8 +111,10 @@ def _contexts(model: Model, engine: Engine, placement: Placement, filters: Filte
             spreads = filters.ep or _spreads(model, engine, placement, tp * cp)
             words = list(_context_words(engine, filters, tp, cp))
             shapes = [
-                Plan(tp, 1, 1, ep, cp, attention, along, *layouts_of(None, None))
-                for ep, (attention, along) in product(spreads, words)
+                Plan(tp, 1, 1, ep, cp, attention, along, *layouts_of(ffn, prefill_ffn))
+                for ep, (attention, along), ffn, prefill_ffn in product(
+                    spreads, words, decode, filters.prefill_ffn or (None,)
+                )
             ]
             if not filters.cp:  # none is named: those that one stage refuses are not looked at
                 shapes = [shape for shape in shapes if rules.shape_refusal(shape) is None]

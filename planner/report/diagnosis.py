@@ -6,11 +6,13 @@ from typing import Any
 
 from planner.diagnosing.framework import PAYS, Diagnosis, Length, Verdict
 from planner.report.figures import short
-from planner.report.table import paragraphs, print_rows, show
+from planner.report.table import paragraphs, print_rows, show, width
 from planner.units import MS
 
 COLUMNS = ("model", "hardware", "engine", "gpus", "section", "phase", "item", "value", "unit", "says")
 """Of the long table that CSV and JSON have: one figure a row."""
+NARROW = 80
+"""Columns up to which headings are short."""
 _RIGHT = frozenset({"tokens", "FLOP/B", "ridge", "compute", "memory", "KV fills", "ms", "cut ms", "times", "looks at"})
 
 
@@ -58,7 +60,7 @@ def rows(found: Diagnosis) -> list[dict[str, Any]]:
 
 def print_diagnosis(found: Diagnosis) -> None:
     """The diagnosis as tables and sentences."""
-    print(f"{found.model} on {found.gpus} x {found.hardware.name}, {found.engine}: {found.what}\n")
+    show([*paragraphs([f"{found.model} on {found.gpus} x {found.hardware.name}, {found.engine}: {found.what}"]), ""])
     print_rows(
         ["phase", "share of", "tokens", "FLOP/B", "ridge", "compute", "memory", "KV fills", "quadrant"],
         [
@@ -70,7 +72,7 @@ def print_diagnosis(found: Diagnosis) -> None:
             for spot in found.spots
         ],
         right=_RIGHT,
-        keep={"share of": 5, "ridge": 6, "KV fills": 4},
+        keep={"share of": 5, "ridge": 6, "KV fills": 4, "FLOP/B": 7},
     )  # fmt: skip
     show(paragraphs([f"{spot.phase}: {spot.advice}." for spot in found.spots]))
     print()
@@ -81,10 +83,14 @@ def print_diagnosis(found: Diagnosis) -> None:
     )
     for verdict in found.verdicts:
         print()
+        heading = (
+            f"{verdict.phase}: {verdict.axis}" if width() > NARROW else verdict.axis
+        )  # its sentence names the phase
         print_rows(
-            [f"{verdict.phase}: {verdict.axis}", "whole", "ms", "sequence cut", "cut ms", "times"],
+            [heading, "whole", "ms", "sequence cut", "cut ms", "times"],
             [_line(length) for length in verdict.lengths],
-            right=_RIGHT | {f"{verdict.phase}: {verdict.axis}"},
+            right=_RIGHT | {heading},
+            keep={"times": 5},
         )
         show(paragraphs([sentence(verdict)]))
     print()

@@ -42,6 +42,17 @@ def rows(found: Elastic, scores: Sequence[Score], trace: Trace) -> list[dict[str
     ]
 
 
+def unreachable(found: Elastic, scores: Sequence[Score], limit: tuple[float, float]) -> str:
+    """What would do where no system keeps the limit at any rate."""
+    scale, share = limit
+    start = f"no system keeps {short(scale)} times the time alone for {share:.0%} of the requests at any rate"
+    least = min(zip(scores, found.systems, strict=True), key=lambda each: np.nan_to_num(each[0].least, nan=np.inf))
+    if not np.isfinite(least[0].least):
+        return f"{start}: none holds the requests; give more chips, or shorter prompts"
+    needed = np.ceil(least[0].least * 100) / 100
+    return f"{start}: {least[1].name} would with --slo-scale {needed:g} and hardly any load; give more than that"
+
+
 def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 

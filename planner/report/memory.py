@@ -70,7 +70,7 @@ _PARTS = (
 def print_one(start: Start, found: dict[str, Any]) -> None:
     """The breakdown of one plan."""
     chip, stage = found["chip_gib"], found["stage"]
-    attention = f", attention DP{found['attention_dp']}" if found["attention_dp"] > 1 else ""
+    attention = f", attention DP{found['attention_dp']}" if found["attention_dp"] > 1 and start.said_apart else ""
     where = "" if stage == "only" else f" of the {stage} stage"
     title = (
         f"{found['model']} {found['plan']}{attention} on {found['hardware']}, "

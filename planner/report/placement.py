@@ -126,16 +126,25 @@ def hosts(placement: Placement) -> list[int]:
 
 def captions(placement: Placement, plan: Plan, found: Sequence[Sequence[Seat]]) -> Iterator[str]:
     """How to read a cell, and which network carries what."""
-    copy, stage, rank = plan.dp - 1, plan.pp - 1, plan.tp * plan.cp - 1
+    across = plan.stage_chips
+    copy, stage, rank = plan.dp - 1, plan.pp - 1, across - 1
+    together = "tensor-parallel group"
+    if plan.cp > 1:
+        together = f"stage: {plan.cp} groups of {plural(plan.tp, 'chip')}, in the order of ranks, that share prompts"
     yield (
         f"{letters(copy)}{stage}.{rank} is rank {rank} of stage {stage} of replica {letters(copy)}; cells that share "
-        f"what stands before the dot are one tensor-parallel group."
+        f"what stands before the dot are one {together}."
     )
-    across = plan.tp * plan.cp
     replicas = [[replica[at : at + across] for at in range(0, len(replica), across)] for replica in found]
-    if across > 1:
-        within = Counter(level_between(placement, group) for groups in replicas for group in groups)
+    if plan.tp > 1:
+        parts = (
+            group[at : at + plan.tp] for groups in replicas for group in groups for at in range(0, across, plan.tp)
+        )
+        within = Counter(level_between(placement, part) for part in parts)
         yield f"Tensor-parallel groups: {_by_level(placement, within)}."
+    if plan.cp > 1:
+        whole = Counter(level_between(placement, group) for groups in replicas for group in groups)
+        yield f"Stages whose groups share prompts: {_by_level(placement, whole)}."
     if plan.pp > 1:
         between = Counter(
             level_between(placement, [before[0], after[0]]) for groups in replicas for before, after in pairwise(groups)

@@ -133,9 +133,9 @@ def print_served(found: Shifting, outcomes: Sequence[Served], rate: float, how: 
     columns = [
         Column("system", lambda row: row["system"], right=False),
         *(
-            Column(f"{what.upper()} p{share}", lambda row, name=f"{what}_p{share}_ms": short(row[name]))  # type: ignore[misc]
+            Column(f"{what.upper()} p{share}", lambda row, name=f"{what}_p{share}_ms": short(row[name]), keep=keep)  # type: ignore[misc]
             for what in ("ttft", "tpot")
-            for share in (50, 90, 99)
+            for share, keep in ((50, 9), (90, 7), (99, 6))
         ),
         Column("in+out tok/s", lambda row: short(row["total_tokens_per_s"])),
         Column("busy", lambda row: f"{row['utilisation']:.0%}", keep=5),
@@ -160,6 +160,9 @@ def _caption(found: Shifting, loads: bool = True) -> list[str]:
         f"{found.thresholds.chosen} tokens"
         f"{f'; {found.replicas} replicas' if found.replicas > 1 else ''}."
     ]
+    idle = request.gpus - found.replicas * base.chips
+    if idle:
+        texts.append(f"{plural(idle, 'chip')} of {request.gpus} left over by replicas of {base.chips}, in all systems.")
     if loads:
         texts.append("behind: in latency of the best at that load; in tokens/s of the best at most tok/s.")
         texts.append(_worst(found))

@@ -37,6 +37,7 @@ GAPS = 0.99
 """Share of the gaps between tokens that must keep their limit."""
 IDLE = 1e-5
 """Requests per second at which nobody meets another."""
+_BESIDE = 1.1  # first step away from a rate that is known to be near; each further one is the square of the last
 _MOST = 2.0**24  # requests per second at which a search gives up
 _LEAST = 4.0**5  # times less than one request in flight: where it gives up on the other side
 
@@ -200,10 +201,19 @@ def fares(
         ValueError: a request that does not fit.
     """
     known = count or FEWEST
+    last: Fared | None = None
+    near: float | None = None
     while True:
         trace = stream.take(known)
         if stream.searched:
-            found = highest(deployment, trace, goal, progress)
+            try:
+                found = highest(deployment, trace, goal, progress, near=near)
+            except KeyboardInterrupt:
+                if last is None:
+                    raise
+                return _stopped(last)
+            if last is not None and not found.complete and found.best is None:
+                return _stopped(last)
             fared = Fared(found.best or found.idle, found, trace.length)
         else:
             rate = trace.rate
@@ -212,7 +222,13 @@ def fares(
         enough = count is not None or stream.log is not None or known >= min(fared.needed, MOST)
         if enough or not fared.complete or not fared.judged.sustained:  # a queue that grows never stands still
             return fared
-        known = min(MOST, int(1.2 * fared.needed))
+        known, last = min(MOST, int(1.2 * fared.needed)), fared
+        near = fared.judged.rate if fared.judged.good else None
+
+
+def _stopped(last: Fared) -> Fared:
+    """What fewer requests said, where the search over more was interrupted before it found anything."""
+    return last if last.found is None else last._replace(found=last.found._replace(complete=False))
 
 
 def judge(outcome: Outcome, goal: Goal, rate: float, edges: bool = False) -> Judged:
@@ -267,6 +283,7 @@ def highest(
     goal: Goal,
     progress: Callable[[], None] = lambda: None,
     precision: float = PRECISION,
+    near: float | None = None,
 ) -> Found:
     """The highest rate at which a deployment keeps its promise.
 
@@ -276,6 +293,7 @@ def highest(
         goal: the promise.
         progress: told after each simulation.
         precision: how close, relative.
+        near: a rate that it is probably near to, as that of fewer requests: half of the simulations are saved.
 
     Raises:
         ValueError: a request that does not fit.
@@ -297,14 +315,16 @@ def highest(
         return Found(None, idle, None, tried)
     low, high = None, None
     start = deployment.replicas / float(np.mean(idle.outcome.latency))
-    rate = start
+    rate, up, down = (start, 2.0, 4.0) if near is None else (near, _BESIDE, _BESIDE)
     try:
         while high is None and rate < _MOST:
             judged = at(rate)
-            low, high, rate = (judged, None, rate * 2) if judged.good else (low, judged, rate)
+            low, high, rate = (judged, None, rate * up) if judged.good else (low, judged, rate)
+            up = min(2.0, up * up)
         while high is not None and high.rate > (start / _LEAST if low is None else low.rate * (1 + precision)):
-            judged = at(high.rate / 4 if low is None else (low.rate + high.rate) / 2)
+            judged = at(high.rate / down if low is None else (low.rate + high.rate) / 2)
             low, high = (judged, high) if judged.good else (low, judged)
+            down = min(4.0, down * down)
     except KeyboardInterrupt:
         return Found(low, idle, high, tried, complete=False)
     return Found(low, idle, high, tried)

@@ -3,7 +3,8 @@
 Requests come in order and wait. An iteration starts as soon as the first stage is free:
 
     mixed      all decodes take part; what is left of the token budget is filled with chunks of prompts, first those
-               begun, then those that wait (stall-free batching: Agrawal et al. 2024, Sarathi-Serve, algorithm 3)
+               begun, then those that wait (stall-free batching: Agrawal et al. 2024, Sarathi-Serve, algorithm 3);
+               with a limit on each prompt's chunk, several go on side by side (LightLLM)
     separate   as long as a prompt can run, prompts run, and decodes stand still (Orca, the first vLLM)
 
 A prompt is admitted, first come first served, where sequences and blocks of KV allow it. Decodes take a block when
@@ -180,9 +181,10 @@ class Replica:
         riding = slot.size if slot is not None and rules.mixed else 0
         left = [NEVER if budget is None else max(0.0, budget - riding / rules.groups)] * rules.groups
         alone = budget is None and not rules.mixed  # one prompt at a time
+        piece = NEVER if rules.piece is None else rules.piece
         for number, job in self._filling:
             group = len(found) % rules.groups
-            tokens = min(job.target - job.done, left[group] // 1)
+            tokens = min(job.target - job.done, left[group] // 1, piece)
             if tokens <= 0:
                 break
             left[group] -= tokens
@@ -190,7 +192,7 @@ class Replica:
         while admit and self.waiting and self.waiting[0].entered <= at and self._admits(self.waiting[0]):
             group = len(found) % rules.groups
             job = self.waiting[0]
-            tokens = min(job.target - job.done, left[group] // 1)
+            tokens = min(job.target - job.done, left[group] // 1, piece)
             if job.target > job.done and (tokens <= 0 or (alone and found)):
                 break
             self.waiting.popleft()

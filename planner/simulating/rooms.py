@@ -103,6 +103,9 @@ class Rules(NamedTuple):
     can be."""
     before: float = 0.0
     """Seconds that a request spends before the engine sees it: HTTP, tokenizer."""
+    piece: float | None = None
+    """Tokens that one prompt has of an iteration at most, so that several go on side by side; none = the one that
+    came first takes what it can of the budget."""
 
     @classmethod
     def of(cls, engine: Engine, plan: Plan) -> Rules:

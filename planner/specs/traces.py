@@ -36,8 +36,11 @@ def read_trace(path: str) -> tuple[Array, Array, Array]:
             names = [name.strip().lower() for name in reader.fieldnames or ()]
             missing = [name for name in COLUMNS if name not in names]
             if missing:
-                found = ", ".join(names) or "nothing"
-                raise InputError(f"--trace {path}: {_ABOUT}; no {' and no '.join(missing)} among {found}")
+                found = f"no {' and no '.join(missing)} among {', '.join(names)}" if names else "the file is empty"
+                other = next(
+                    (f"; columns are divided by commas, not by {mark!r}" for mark in ";\t" if mark in found), ""
+                )
+                raise InputError(f"--trace {path}: {_ABOUT}; {found}{other}")
             reader.fieldnames = names
             rows: list[tuple[float, float, float]] = []
             for row in reader:
@@ -67,7 +70,11 @@ def read_trace(path: str) -> tuple[Array, Array, Array]:
 
 
 def _request(path: str, line: int, row: dict[str, Any]) -> tuple[float, float, float]:
-    """One row. Arrivals may be any number: a log's clock need not begin at 0."""
+    """One row. The first arrival may be any: a log's clock need not begin at 0."""
+    if None in row:  # as csv.DictReader keeps what has no column
+        raise InputError(
+            f"--trace {path}: line {line}: has more values than there are columns; decimals take a point, not a comma"
+        )
     values = []
     for name in COLUMNS:
         text = row.get(name)
@@ -76,7 +83,8 @@ def _request(path: str, line: int, row: dict[str, Any]) -> tuple[float, float, f
         except ValueError:
             value = math.nan
         if math.isnan(value):
-            raise InputError(f"--trace {path}: line {line}: {name} must be a number, found {text!r}")
+            found = "nothing" if not text else repr(text)
+            raise InputError(f"--trace {path}: line {line}: {name} must be a number, found {found}")
         if name == "arrival":
             if not 0 <= value < math.inf:
                 raise InputError(f"--trace {path}: line {line}: arrival must be 0 or more, in seconds, found {text}")

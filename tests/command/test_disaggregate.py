@@ -88,6 +88,8 @@ def test_pools_of_two_machines_and_plans_that_are_given() -> None:
         (("--prefill-gpus", -1), 2, "--prefill-gpus must be at least 1"),
         (("--decode-hardware", "h1000"), 2, "h1000"),
         ((*SLO, "--tp", 3), 3, "does not divide"),
+        ((*SLO, "--prefill-plan", "TP3"), 3, "1 prefill plan refused, as TP3: tp 3 does not divide"),
+        ((*SLO, "--tp", "4", "--pp", "1", "--arrival-rate", 1e6), 3, "on 8 chips, which serve up to 11.91 requests/s"),
         ((*SLO, "--tp", 1, "--pp", 1), 3, "exceed the limit"),
         ((*SLO, "--attainment", 0), 2, "--attainment must be above 0"),
     ],

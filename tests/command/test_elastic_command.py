@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -46,6 +47,18 @@ def test_a_system_that_cannot_hold_a_request_says_so() -> None:
     assert {row["highest_rate_per_s"] for row in rows if row["error"]} == {"0"}
 
 
+def test_a_limit_that_no_system_keeps_ends_with_what_one_would() -> None:
+    done = run(*ASKED, "--slo-scale", "0.5", "--csv", "-")
+    assert done.status == 3
+    assert {row["highest_rate_per_s"] for row in done.rows} == {"0"}
+    needed = re.search(r"would with --slo-scale ([0-9.]+)", " ".join(done.err.split()))
+    assert needed is not None
+    assert 0.5 < float(needed[1]) < 1.5  # it is alone there, on the plan that sets the limit
+    done = run(*ASKED, "--slo-scale", needed[1], "--csv", "-")
+    assert done.status == 0
+    assert any(float(row["highest_rate_per_s"]) > 0 for row in done.rows)
+
+
 def test_an_interrupt_keeps_the_systems_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     score = elastic.score
@@ -75,7 +88,8 @@ def test_requests_of_a_file() -> None:
     [
         (("--trace", "missing.csv"), 2, "--trace missing.csv"),
         (("--long-share", "1.5"), 2, "--long-share must be from 0 to 1, found 1.5"),
-        (("--attainment", "-1"), 2, "--attainment must be from 0 to 1"),
+        (("--attainment", "-1"), 2, "--attainment must be above 0 and at most 1"),
+        (("--engine", "fastertransformer"), 2, "engine fastertransformer runs static batches"),
         (("--requests", "100000"), 2, "--requests must be at most 5000"),
         (("--arrival-rate", "0"), 2, "--arrival-rate must be above 0"),
         (("--slo-scale", "0"), 2, "--slo-scale must be above 0"),

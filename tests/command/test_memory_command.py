@@ -110,3 +110,10 @@ def test_an_older_engine_is_a_file_of_its_own() -> None:
     (new,) = rows("-m", "llama3-70b", "--tp", 4)
     (old,) = rows("-m", "llama3-70b", "--tp", 4, "--engine", "vllm-0.11")
     assert old["activations_gib"] == pytest.approx(new["activations_gib"] * 9.73 / 3.86, rel=1e-3)
+
+
+def test_groups_that_share_prompts_and_experts_are_asked_for_as_in_plans() -> None:
+    found = rows("-m", "mixtral-8x7b", "--engine", "ideal", "--tp", 2, "--cp", "2,4", "--ep", 4, "--context", 4096)
+    assert [row["plan"] for row in found] == ["TP2xEP4xCP2", "TP2xEP4xCP4"]
+    assert found[1]["kv_request_gib"] == pytest.approx(found[0]["kv_request_gib"] / 2)
+    assert rows("-m", "llama3-8b", "--cp", 2, status=3)[0]["error"].startswith("cp 2: engine vllm does not divide")

@@ -67,6 +67,12 @@ def test_requests_of_a_file_at_their_own_rate_or_another(tmp_path: Path) -> None
         (("--arrival-rate", "1", "--concurrency", "2"), 2, "give one of them"),
         (("--arrival-rate", "1", "--burstiness", "-1"), 2, "--burstiness must be from 0"),
         (("--arrival-rate", "1", "--requests", "1000000"), 2, "--requests must be at most 100000"),
+        (("--engine", "fastertransformer"), 2, "engine fastertransformer runs static batches; give another --engine"),
+        (
+            ("--replica", "3"),
+            3,
+            "no base of 3 chips can shift: SP3: 32 query heads do not divide over 3 chips; --replica 2",
+        ),
         (("--memory-limit", "12GiB"), 3, "no base of 4 chips can shift: SP4: weights"),
     ],
 )

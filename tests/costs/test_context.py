@@ -16,7 +16,7 @@ from test_sharded_transformer import FORMATS, PLAIN, exactly
 
 from planner import load_engine, load_hardware, load_model
 from planner.costs.collectives import Network, sent_bytes
-from planner.costs.context import part_of
+from planner.costs.context import part_of, ring_hops
 from planner.costs.counting import count
 from planner.costs.layers import Operation, Pass, Transfer, causal_pairs
 from planner.costs.memory import Budget, room
@@ -24,6 +24,8 @@ from planner.costs.rows import structure_of
 from planner.costs.step import Replica, pass_time
 from planner.costs.teams import Groups, Team
 from planner.costs.weights import Shard, Stages
+from planner.diagnosing.framework import least_block
+from planner.diagnosing.language import _reuse
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
 from planner.specs.model import Attention, FeedForward, LatentAttention, Model
@@ -229,7 +231,7 @@ class Run:
             all_to_all(self.fabric, queries, "tokens to heads")
             latent = self.layer.keys.shape[1] == LATENT.cached
             if latent:
-                vectors = {chip: np.concatenate(self._cached(chip)[:2]).ravel() for chip in line}
+                vectors = {chip: self._cached(chip)[0].ravel() for chip in line}  # all chips hold the cached ones
                 ring_all_gather(self.fabric, vectors, name="gathered")
             else:
                 needed = {
@@ -440,6 +442,50 @@ def test_decodes_over_groups_are_those_of_one_chip_and_send_what_is_counted(kv_h
         assert run.sent(name) == exactly(float(sent_bytes("ring", transfer.op, c, transfer.bytes))), name
 
 
+@pytest.mark.parametrize(("prompts", "c"), [(1, 2), (1, 4), (3, 4), (4, 4), (6, 4)])
+@pytest.mark.parametrize("kv_heads", [2, 0])
+def test_cached_prompts_of_whole_groups_pass_all_others(kv_heads: int, prompts: int, c: int) -> None:
+    """Each group holds whole prompts: a ring's wire into a group carries all that does not start there."""
+    model, tokens = model_of(kv_heads), 24.0
+    started = [tokens * sum(prompt % c == group for prompt in range(prompts)) for group in range(c)]
+    wires = [sum(started) - started[group] for group in range(c)]
+    token = 2.0 * (2 * kv_heads * DIM if kv_heads else LATENT.cached)
+    for way in ("ring", "gather"):
+        sent = []
+        for prior in (0.0, prompts * tokens):
+            work = Pass(0.0, 1.0, prompts * 32.0, 1e4, prior, float(prompts), float(prompts))
+            transfers = [
+                each for each in counted(model, plan_of(1, c, way, "batch"), work)[2] if each.axes == "context"
+            ]
+            moved = (each.times * sent_bytes("ring", each.op, c, each.bytes) for each in transfers)
+            sent.append(sum(map(float, moved)))
+        assert sent[1] - sent[0] == exactly(max(wires) * token)
+
+
+def test_cached_prompts_of_whole_groups_go_to_their_heads() -> None:
+    """Ulysses: the group that holds a prompt keeps a part of its heads, and sends every other group its part."""
+    c, work = 4, prompt()
+    _, _, transfers = counted(model_of(8), plan_of(1, c, "ulysses", "batch"), work)
+    (out,) = (each for each in transfers if each.name == "cached prompts to their heads")
+    assert float(sent_bytes("ring", out.op, c, out.bytes)) == exactly((c - 1) / c * PRIOR * 2 * 8 * DIM * 2.0)
+
+
+@pytest.mark.parametrize("c", [2, 3, 4, 8])
+def test_a_window_wants_what_its_two_halves_look_back_to(c: int) -> None:
+    """Of every group in a zig-zag: the parts of others that its two parts reach, the group with most deciding."""
+    part = 8
+    for window in range(1, 2 * c * part + 9):
+        reach, wanted = -(-(window - 1) // part), 0
+        for group in range(c):
+            own = {group, 2 * c - 1 - group}
+            seen = {before for each in own for before in range(max(0, each - reach), each)} - own
+            wanted = max(wanted, len(seen))
+        model = model_of(2)
+        model = model._replace(attention=model.attention._replace(window=window))
+        work = Pass(0.0, 1.0, 3 * 2.0 * c * part, 1e4, 0.0, 3.0, 3.0)
+        assert float(ring_hops(model, Shard.of(model, c, cp=c), work, windowed=True)) == wanted / 2
+
+
 def test_published_volumes() -> None:
     """DeepSpeed-Ulysses: 4 N h / P elements over each link; a ring: (P - 1)/P 2 N KV dh that each sends."""
     n, wide, ranks = 131072, 8192, 64
@@ -528,3 +574,17 @@ def test_a_part_of_a_pass_is_a_part_of_every_prompt_and_whole_requests() -> None
     own = part_of(work, 4.0)
     assert (own.decode_rows, own.prefill_tokens, own.prefill_pairs) == (3.0, 251.0, 1250.0)
     assert (own.prompts, own.prompts_ended, own.context) == (2.0, 1.0, 100.0)
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "deepseek-v3", "lwm-7b"])
+def test_the_least_block_that_is_told_hides_a_hop_and_no_shorter_one(name: str) -> None:
+    """`plan diagnose` says from which block on: with the counts of a plan, at the rates of the data sheet."""
+    model, hardware, ways = load_model(name), load_hardware("h100-sxm"), 8
+    block = least_block(hardware, 0, _reuse(model))
+    for tokens, hides in ((0.99 * block * ways, False), (1.01 * block * ways, True)):
+        work = Pass(0.0, 1.0, tokens, tokens**2 / 2, 0.0, 1.0, 1.0)
+        _, operations, transfers = counted(model, plan_of(1, ways, "ring"), work)
+        (scores,) = (each for each in operations if each.kind in ("attention_prefill", "attention_latent_prefill"))
+        (ring,) = (each for each in transfers if each.op == "send")
+        behind = float(scores.flops) / hardware.chip.peak("bf16")
+        assert (float(ring.bytes) / hardware.network[0].link <= behind) == hides

@@ -282,3 +282,12 @@ def test_the_largest_space_is_ranked_in_time() -> None:
 def test_filters_that_leave_nothing_say_so() -> None:
     with pytest.raises(NoPlanError, match="TP16 takes 16 chips, there are 8"):
         ranked("llama3-8b", 8, filters=Filters(tp=(16,)))
+
+
+def test_layouts_named_beside_groups_that_share_prompts_are_refused_not_dropped() -> None:
+    for named in ({"ffn": ("2d",)}, {"grid": ("2x4",)}, {"prefill_ffn": ("wg-xyz",)}):
+        allowed, refused = space(8, engine=IDEAL, tp=(1,), cp=(8,), **named)
+        assert not allowed
+        assert all("goes with FFN layout 1d only" in item.reason for item in refused)
+    allowed, _ = space(8, engine=IDEAL, tp=(1,), cp=(8,), ffn=("1d", "2d"))
+    assert {choice.ffn for choice in allowed} == {"1d"}

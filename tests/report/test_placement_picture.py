@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from planner.plans.placement import Placement
 from planner.plans.plan import Plan
+from planner.plans.rules import chips_refusal
 from planner.plans.seats import Seat, level_between, seats
-from planner.report.placement import IDLE, MOST_LINES, letters, picture
+from planner.report.placement import IDLE, MOST_LINES, captions, letters, picture
 from planner.specs.catalog import load_hardware
 
 MACHINES = ("h100-sxm", "mi300x", "gb200-nvl72", "rtx-4090", "h100-nvl")
@@ -140,3 +141,29 @@ def test_many_plans_have_no_one_placement() -> None:
     done = run("estimate", "--points", "points.csv", "--placement")
     assert (done.status, done.out) == (2, "")
     assert "--placement draws one plan" in done.err
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(("h100-sxm", "gb200-nvl72")),
+    st.integers(1, 16),
+    st.integers(2, 12),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_groups_inside_a_stage_lie_where_they_are_priced(
+    machine: str, size: int, count: int, dp: int, prompts: bool
+) -> None:
+    """Each group spans what `span` says of its size, wherever it stands in its stage, or the plan is refused."""
+    placement = Placement(load_hardware(machine), 20 * 72)
+    plan = Plan(size * count, 1, dp, attention=f"heads{size}xbatch{count}")
+    if prompts:
+        plan = Plan(size, 1, dp, cp=count, attention=f"heads{size}xseq{count}")
+    found = seats(placement, plan)
+    groups = [replica[start : start + size] for replica in found for start in range(0, len(replica), size)]
+    apart = {level_between(placement, group) for group in groups} != {int(placement.span(size))}
+    reason = chips_refusal(placement, plan)
+    assert not apart or "would straddle two domains" in str(reason)
+    text = " ".join(captions(placement, plan, found))
+    assert (f"one stage: {count} groups of {size} chip" in text) == prompts
+    assert ("Tensor-parallel groups" in text) == (plan.tp > 1)

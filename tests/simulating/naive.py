@@ -45,6 +45,7 @@ class Engine:
     blocks: int = 10**9
     block: int = 16
     whole: bool = False
+    piece: int = 10**9
 
     def held(self, request: Request, ahead: int = 0) -> int:
         """Blocks that a running request takes."""
@@ -113,7 +114,7 @@ def _chunks(
     chunks = []
     for request in running:
         if not request.decodes:
-            tokens = int(min(request.target - request.tokens, left))
+            tokens = int(min(request.target - request.tokens, left, engine.piece))
             if tokens <= 0:
                 break
             chunks.append((request, tokens))
@@ -127,7 +128,7 @@ def _chunks(
         running.append(waiting.pop(0))
         if math.isnan(request.start):
             request.start = now
-        tokens = int(min(request.target, left))
+        tokens = int(min(request.target, left, engine.piece))
         chunks.append((request, tokens))
         left -= tokens
     return chunks

@@ -103,8 +103,21 @@ def test_looser_limits_fewer_requests_and_more_chips_allow_no_lower_rate() -> No
 
     base = rate(GOAL)
     assert rate(GOAL._replace(attainment=0.99)) <= base
+    assert rate(GOAL._replace(ttft=0.15)) >= base
+    assert rate(GOAL._replace(tpot=0.0125)) >= base
     assert rate(GOAL, replicas=2) > 1.6 * base
     assert rate(GOAL._replace(percentile=90.0)) >= base  # each limit by itself asks less than both at once
+
+
+@pytest.mark.parametrize("off", [1 / 30, 0.9, 1.0, 1.15, 30.0])
+def test_a_rate_that_is_near_saves_simulations_and_one_that_is_not_does_no_harm(off: float) -> None:
+    found = scenario()
+    assert found.best is not None
+    again = highest(deployment(*SMALL), SCENARIO, GOAL, near=off * found.best.rate)
+    assert again.best is not None
+    assert again.best.rate == pytest.approx(found.best.rate, rel=0.02)
+    if 0.85 < off < 1.2:
+        assert again.tried < found.tried
 
 
 def test_burstier_arrivals_allow_less() -> None:
@@ -166,6 +179,29 @@ def test_an_interrupt_keeps_what_was_found() -> None:
     assert not found.complete
     assert found.best is not None
     assert found.best.good
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_an_interrupt_of_the_search_over_more_requests_keeps_what_fewer_said(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.simulating.goodput.FEWEST", 30)
+    made, stream = deployment(*SMALL), Stream(population=population_of("500", "100", None))
+    first = fares(made, stream, GOAL, 30)
+    assert first.found is not None
+    assert first.needed > 30
+    tried = first.found.tried
+    calls = 0
+
+    def stop() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > tried + after:
+            raise KeyboardInterrupt
+
+    stopped = fares(made, stream, GOAL, progress=stop)
+    assert not stopped.complete
+    assert (stopped.requests, stopped.judged.rate) == (30, first.judged.rate)
 
 
 def test_requests_that_come_first_and_last_do_not_count() -> None:

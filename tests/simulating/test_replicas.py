@@ -87,18 +87,21 @@ ROWS = st.lists(st.tuples(st.floats(0, 0.6), st.integers(1, 70), st.integers(1, 
 @given(
     rows=ROWS, mixed=st.booleans(), budget=st.sampled_from([None, 7, 30, 200]), sequences=st.sampled_from([1, 3, 30]),
     spare=st.integers(0, 12), block=st.sampled_from([1, 4, 16]), whole=st.booleans(),
+    piece=st.sampled_from([10**9, 10**9, 5, 20]),
 )  # fmt: skip
 def test_a_replica_does_what_the_plainest_simulation_does(
     rows: list[tuple[float, int, int]], mixed: bool, budget: int | None, sequences: int, spare: int, block: int,
-    whole: bool,
+    whole: bool, piece: int,
 ) -> None:  # fmt: skip
     if budget is not None and mixed:
         sequences = min(sequences, budget)
     clock = Line()
     blocks = max(math.ceil((isl + osl) / block) for _, isl, osl in rows) + spare
-    engine = naive.Engine(clock.seconds, mixed, budget, sequences, blocks, block, whole)
+    engine = naive.Engine(clock.seconds, mixed, budget, sequences, blocks, block, whole, piece)
     expected = naive.simulate(engine, rows)
-    found = simulate(trace_of(rows), clock, KvRoom(blocks, block, whole=whole), Rules(mixed, budget, sequences))
+    found = simulate(
+        trace_of(rows), clock, KvRoom(blocks, block, whole=whole), Rules(mixed, budget, sequences, piece=piece)
+    )
     conserved(found)
     for name in ("start", "first", "finish", "preempted"):
         assert getattr(found, name) == pytest.approx([getattr(each, name) for each in expected], rel=1e-9), name

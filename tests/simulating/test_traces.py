@@ -83,7 +83,9 @@ def test_a_trace_is_read_from_its_first_arrival_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "no arrival and no isl and no osl among nothing"),
+        ("", "the file is empty"),
+        ("arrival;isl;osl\n0;10;10\n", "columns are divided by commas, not by ';'"),
+        ("arrival,isl,osl\n0,5,10,10\n", "line 2: has more values than there are columns; decimals take a point"),
         ("arrival,isl\n1,2\n", "no osl among arrival, isl"),
         ("arrival,isl,osl\n", "has no requests"),
         ("arrival,isl,osl\n0,10,10\n2,10,10\n1,10,10\n", "line 4: arrival 1 comes before"),
@@ -94,7 +96,7 @@ def test_a_trace_is_read_from_its_first_arrival_on(tmp_path: Path) -> None:
         ("arrival,isl,osl\nnow,10,10\n", "line 2: arrival must be a number, found 'now'"),
         ("arrival,isl,osl\nnan,10,10\n", "line 2: arrival must be a number"),
         ("arrival,isl,osl\ninf,10,10\n", "line 2: arrival must be 0 or more"),
-        ("arrival,isl,osl\n0,10\n", "line 2: osl must be a number, found None"),
+        ("arrival,isl,osl\n0,10\n", "line 2: osl must be a number, found nothing"),
         (f"arrival,isl,osl\n0,{MOST_TOKENS + 1},10\n", f"from 1 to {MOST_TOKENS}"),
         ("arrival,isl,osl\n0,10,10\n99999999,10,10\n", "line 3: arrival is 99999999 s behind the first"),
     ],

@@ -1,10 +1,10 @@
 """Elastic sequence parallelism beside deployments whose parallelism stands still, on prompts short and long.
 
 The same requests, one by one, through six systems on the same chips: the instances of `esp`; one tensor-parallel group
-of all chips where prompts run first and whole; the same with chunks of prompts that ride with decodes; two groups of
-half the chips each, for prompts and for decodes, between which KV goes over the wires; the instances in one ring for
-every pass; and each of them a replica of its own. A system's highest rate is that at which so many requests are no
-slower than a multiple of what they take alone.
+of all chips where prompts run first and whole; the same with chunks that ride with decodes, one of each prompt under
+way; two groups of half the chips each, for prompts and for decodes, between which KV goes over the wires; the instances
+in one ring for every pass; and each of them a replica of its own. A system's highest rate is that at which so many
+requests are no slower than a multiple of what they take alone.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ SLOWEST, FASTEST = 2.0**-8, 2.0**8
 """Times the rate of a trace between which its highest rate is looked for."""
 KINDS = 64
 """Lengths that stand for a kind of prompt."""
+ABREAST = 16
+"""Chunks of an iteration at most, each of another prompt: the default of LightLLM, on which the paper's baseline with
+chunks runs. Its prompts go on side by side, so that a short one does not wait for a long one that came before; a budget
+that the first prompt fills alone (Sarathi-Serve, vLLM) leaves it waiting."""
 
 
 class Served(NamedTuple):
@@ -102,6 +106,8 @@ class Score(NamedTuple):
     """Mean seconds per token of the answer after the first."""
     attained: float
     """Share of requests within the limit at that rate."""
+    least: float = np.nan
+    """Where the rate is 0: the scale that so many requests would keep at the lowest rate that was tried."""
 
 
 def mixed(short: int, long: int, share: float, osl: int) -> Population:
@@ -126,17 +132,21 @@ def elastic(request: Request, tp: int, chunk: int, longest: float) -> Elastic:
     Args:
         request: model, machine, engine, chips.
         tp: chips of an instance.
-        chunk: tokens of an iteration of the system with chunks.
+        chunk: tokens that each prompt has of an iteration, in the system with chunks.
         longest: tokens of the longest request.
 
     Raises:
-        InputError: a model that is not priced, or chips that instances do not divide.
+        InputError: a model or engine that is not priced, or chips that instances do not divide.
         NoPlanError: an instance does not hold the weights, or all of them not the longest request.
     """
     model, engine = request.model, request.engine
     if not is_plain(model):
         raise InputError(
             f"elastic parallelism of {model.name}: only dense models with plain attention to all tokens are priced"
+        )
+    if engine.scheduler.schedule == "static":
+        raise InputError(
+            f"engine {engine.name} runs static batches, whose requests do not come one by one; give another --engine"
         )
     if request.gpus % tp or request.gpus // tp < 2:
         raise InputError(f"--tp {tp}: {request.gpus} chips are no two or more instances of {tp}")
@@ -242,15 +252,16 @@ def _kv_bytes(setting: Setting, tp: int) -> float:
 
 
 def _server(setting: Setting, tp: int, chunk: int | None, longest: float, most: float) -> Callable[[], Server]:
-    """What makes one tensor-parallel group that serves, its prompts in chunks or whole."""
-    scheduler = setting.engine.scheduler._replace(chunk_tokens=chunk)
+    """What makes one tensor-parallel group that serves, its prompts in chunks side by side, or whole."""
+    budget = None if chunk is None else chunk * ABREAST
+    scheduler = setting.engine.scheduler._replace(chunk_tokens=budget)
     own = setting._replace(engine=setting.engine._replace(scheduler=scheduler))
     clock = IterationTime(own, Plan(tp=tp), longest)
     block = scheduler.block_tokens
     tokens = _tokens(setting, tp)
     room = KvRoom(max(0.0, tokens // block), block, whole=scheduler.kv_reservation == "whole")
     rules = Rules.of(setting.engine, Plan(tp=tp))
-    rules = rules._replace(mixed=chunk is not None, budget=float(chunk or most))
+    rules = rules._replace(mixed=chunk is not None, budget=float(budget or most), piece=chunk)
     return lambda: Server(clock, room, rules)
 
 
@@ -265,7 +276,7 @@ def _static(setting: Setting, tp: int, name: str, chunk: int | None, longest: fl
         found = fleet_outcome(jobs, [server], np.zeros(len(jobs), dtype=int))
         return Served(found.first, found.finish)
 
-    label = f"TP{tp}" + (f", chunks of {chunk}" if chunk is not None else ", prompts first")
+    label = f"TP{tp}" + (f", chunks of {chunk} side by side" if chunk is not None else ", prompts first")
     return System(name, label, serve, _tokens(setting, tp))
 
 
@@ -338,11 +349,13 @@ def score(found: Elastic, system: System, trace: Trace, scale: float, share: flo
         scale: of the time that a request takes alone, its limit.
         share: of requests that must keep it.
     """
-    limit = scale * found.alone(trace.isl, trace.osl)
+    alone, times = found.alone(trace.isl, trace.osl), np.zeros(0)
 
     def attained(at: Trace) -> tuple[float, Served]:
+        nonlocal times
         served = system.serve(at)
-        return float(np.mean(served.finish - at.arrival <= limit)), served
+        times = (served.finish - at.arrival) / alone
+        return float(np.mean(times <= scale)), served
 
     try:
         now, served = attained(trace)
@@ -358,7 +371,9 @@ def score(found: Elastic, system: System, trace: Trace, scale: float, share: flo
         low, high = high, high * (2 if good else 0.5)
         now = attained(trace.faster(high))[0]
     if good == (now >= share):  # even all at once, or not even one by one
-        return here._replace(rate=np.inf if good else 0.0)
+        if good:
+            return here._replace(rate=np.inf)
+        return here._replace(least=float(np.quantile(times, share, method="higher")))
     low, high = min(low, high), max(low, high)
     while high / low > NEAR:
         middle = float(np.sqrt(low * high))

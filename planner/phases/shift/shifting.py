@@ -255,8 +255,13 @@ def check(request: Request) -> None:
         raise InputError(
             f"shift parallelism of {model.name}: only dense models with plain attention to all tokens are priced"
         )
-    if (work.schedule or request.engine.scheduler.schedule) == "static" or work.lengths is not None:
-        raise InputError("shift parallelism is about continuous batching of requests of one length")
+    if (work.schedule or request.engine.scheduler.schedule) == "static":
+        raise InputError(
+            f"shift parallelism is about continuous batching, and engine {request.engine.name} runs static batches; "
+            "give another --engine"
+        )
+    if work.lengths is not None:
+        raise InputError("shift parallelism is about requests of one length; give one --isl and one --osl, or --trace")
     if work.osl < 2:
         raise InputError(
             f"shift parallelism weighs prompts against answers: --osl must be at least 2, it is {work.osl}"
@@ -312,7 +317,7 @@ def shifting(
             found.append((each, limits, system))
     if not found:
         reasons = "; ".join(f"{label}: {reason}" for label, reason in left_out.items()) or "one chip has nothing to cut"
-        raise NoPlanError(f"no base of {chips} chips can shift: {reasons}")
+        raise NoPlanError(f"no base of {chips} chips can shift: {reasons}{_fewer(request, setting, chips)}")
     peaks = [_peak(system, isl, osl) for _, _, system in found]
     best = max(range(len(found)), key=lambda place: float(peaks[place].requests_per_s[0]))
     for place, (each, _, _) in enumerate(found):
@@ -327,6 +332,16 @@ def shifting(
         tuple(each.price(isl, osl, np.array(loads, dtype=float)) for each in systems),
         tuple(_peak(each, isl, osl) for each in systems),
     )  # fmt: skip
+
+
+def _fewer(request: Request, setting: Setting, chips: int) -> str:
+    """How many chips of a replica some base divides the heads over, where these are not."""
+
+    def divides(count: int) -> bool:
+        return any(_refused(request, setting, base) is None for base in bases(count))
+
+    fewer = None if divides(chips) else next((count for count in range(chips - 1, 1, -1) if divides(count)), None)
+    return f"; --replica {fewer} would do" if fewer else ""
 
 
 def _refused(request: Request, setting: Setting, base: Base) -> str | None:

@@ -241,7 +241,9 @@ def _caption(search: Search, colocated: Sequence[Colocated], table: Sequence[Row
     if question.bounded:
         what = "mean TTFT" if question.share is None else f"{question.share:.0%} of the requests with TTFT"
         asked.append(f"{what} <= {short((limits.ttft or 0) / MS)} ms, TPOT <= {short((limits.tpot or 0) / MS)} ms")
-    texts = ["; ".join(asked) + f". {search.pairs} pairs of plans priced, {len(search.deployments)} can serve."]
+    texts = [
+        f"{'; '.join(asked)}. {plural(search.pairs, 'pair')} of plans priced, {len(search.deployments)} can serve."
+    ]
     texts.append(_why(search, colocated, table))
     first = next((row for row in table if row["kind"] != TOGETHER), None)
     if first is not None:
