@@ -132,17 +132,27 @@ def _prompt_operations(
     if structure.context == "gather":
         return [each._replace(activation_bytes=each.activation_bytes + others * token) for each in found]
     merged: list[Operation] = []
-    sums = own.prefill_tokens * shard.heads * (model.attention.head_dim * (ACT + 2 * _SUM) + 3 * LSE)
+    outputs, width = own.prefill_tokens * shard.heads, model.attention.head_dim
     for place, each in enumerate(found):
         hops = ring_hops(model, shard, work, windowed=each.name.startswith("window"))
         blocks, often = hops + 1, each.times
         found[place] = each._replace(times=often * blocks, flops=each.flops / blocks, kv_bytes=each.kv_bytes / blocks)
-        merged.append(
-            Operation(
-                f"sums of blocks, {each.name}", "elementwise", formats.native, times=often * hops, activation_bytes=sums
-            )
-        )
+        merged.append(sums_of_blocks(each.name, outputs, width, often * hops, formats))
     return found + merged
+
+
+def sums_of_blocks(name: str, outputs: Num, width: int, times: Num, formats: Formats) -> Operation:
+    """Adding a block's outputs to those of the blocks before it, in 32 bit, by the logarithms of their sums.
+
+    Args:
+        name: of the attention whose outputs they are.
+        outputs: tokens x heads of the chip.
+        width: values of a head's output.
+        times: blocks that are added to others.
+        formats: of the run.
+    """
+    moved = outputs * (width * (ACT + 2 * _SUM) + 3 * LSE)
+    return Operation(f"sums of blocks, {name}", "elementwise", formats.native, times=times, activation_bytes=moved)
 
 
 def ring_hops(model: Model, shard: Shard, work: Pass, *, windowed: bool) -> Num:
@@ -211,9 +221,8 @@ def _latent_operations(
     attention = latent_prefill(latent, wide_heads, tokens, pairs, expanded - tokens, formats.kv)
     merged: list[Operation] = []
     if structure.context == "ring":
-        between = own.prefill_tokens * heads * (latent.value_dim * (ACT + 2 * _SUM) + 3 * LSE)
-        name = f"sums of blocks, {attention.name}"
-        merged = [Operation(name, "elementwise", formats.native, times=groups - 1, activation_bytes=between)]
+        outputs = own.prefill_tokens * heads
+        merged = [sums_of_blocks(attention.name, outputs, latent.value_dim, groups - 1, formats)]
         moved = tokens * heads * (latent.nope_dim + latent.rope_dim + latent.value_dim) * ACT  # queries again and again
         share = (attention.activation_bytes + moved * (groups - 1)) / groups
         attention = attention._replace(times=groups, flops=attention.flops / groups, activation_bytes=share)

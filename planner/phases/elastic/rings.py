@@ -14,13 +14,12 @@ A group of d instances has a degree of parallelism (DoP) of d:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.costs import layers
 from planner.costs.collectives import Network
+from planner.costs.context import sums_of_blocks
 from planner.costs.layers import LSE, Operation, Pass, Structure, Transfer
 from planner.costs.roofline import Parts
 from planner.costs.rows import Rows
@@ -29,9 +28,6 @@ from planner.costs.step import PassTime, Replica, pass_time, priced
 from planner.costs.teams import Groups
 from planner.costs.weights import Num
 from planner.specs.dtypes import ACTIVATION_BYTES as ACT
-
-_SUM = 4.0
-"""Bytes of a value of an output that is still being added up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +83,10 @@ class ElasticReplica(Replica):
         return operation._replace(times=operation.times * self.degree, **shares)
 
     def _sums(self, own: Pass) -> Operation:
-        """Adding up a prompt's outputs of one hop after the other, as `costs.context` has it."""
-        each = self.model.attention.head_dim * (ACT + 2 * _SUM) + 3 * LSE
-        moved = own.prefill_tokens * self.shard.heads * each
-        return Operation(
-            "sums of blocks", "elementwise", self.formats.native, times=self.degree - 1, activation_bytes=moved
+        """Adding up a prompt's outputs of one hop after the other."""
+        width = self.model.attention.head_dim
+        return sums_of_blocks(
+            "attention (prefill)", own.prefill_tokens * self.shard.heads, width, self.degree - 1, self.formats
         )
 
     def pass_time(self, work: Pass) -> PassTime:
@@ -117,35 +112,20 @@ class ElasticReplica(Replica):
         """Seconds in which every chip sends the keys and values of its instance's tokens on."""
         tokens = np.asarray(work.prefill_tokens) / self.degree
         size = tokens * 2 * self.shard.kv_heads * self.model.attention.head_dim * self.formats.kv.bytes
-        return neighbour(self.network, size * np.ones_like(self.tp), self.tp, np.full_like(self.tp, self.degree))
+        return self.network.over("send", self._beside(self.degree), size * np.ones_like(self.tp))
+
+    def _beside(self, instances: int) -> Groups:
+        """Chips of the same rank in so many instances."""
+        return Groups.of(np.full_like(self.tp, instances), self.tp)
 
     def _exchange(self, work: Pass) -> Num:
         """Seconds in which queries go to all instances and partial outputs come back."""
         rows, heads, dh = np.asarray(work.decode_rows), self.shard.heads, self.model.attention.head_dim
         together = max(self.degree, self.masters or 1)
-        groups, every = Groups.of(np.full_like(self.tp, together)), np.ones_like(self.tp)
+        groups, every = self._beside(together), np.ones_like(self.tp)
         out = self.network.over("all_gather", groups, rows * heads * dh * ACT * every)
         back = self.network.over("all_to_all", groups, rows * heads * (dh * ACT + LSE) * every)
         return out + back
-
-
-def neighbour(network: Network, size: Any, stride: NDArray[np.int_], ranks: NDArray[np.int_]) -> Any:
-    """Seconds in which each of `ranks` ranks, `stride` chips apart, sends `size` bytes to the next one (arrays).
-
-    Where that leaves a domain, `stride` streams cross its boundary at once over all cards that it has.
-    """
-    inner = network.send(size, 0)
-    levels = network.placement.span(np.asarray(ranks * stride))
-    if network.placement.slice is not None or not np.any(levels):
-        return inner
-    found = np.array(inner)
-    for level in np.unique(levels[levels > 0]).tolist():
-        here = np.flatnonzero(levels == level)
-        below = network.placement.hardware.network[level - 1].chips or 1
-        cards = network.placement.hardware.network[level].nics_per_node
-        share = 1.0 if cards is None else np.minimum(stride[here], below) / below
-        found[here] = np.maximum(found[here], network.send(size[here] * share, level))
-    return found
 
 
 def elastic_replica(setting: Setting, rows: Rows, degree: int, masters: int | None = None) -> ElasticReplica:
